@@ -1,0 +1,204 @@
+"""What may be asked of the authority: one frozen record per verb, complete in itself.
+
+A worker's verb carries its `Right`, captured at the grant; there is no default and no look-up of the current one
+(laws 11 and 15). Bodies arrive as canonical JSON text, already checked for size and form.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidefast.protocol.contracts import Contract, Request
+from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.records import Right
+
+ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted"]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRun:
+    """Create a run, or find that the same one exists."""
+
+    run_id: RunId
+    agent: str
+    agent_version: str
+    input_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Give the run's next epoch to a holder. A repeated `request_id` of that holder answers the first grant again."""
+
+    run_id: RunId
+    holder: str
+    lease_ms: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Move the lease's expiry; never its epoch, and never back to life."""
+
+    right: Right
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the lease back. `pause_ms` asks that no one claims the run sooner; `drift` freezes it for a person."""
+
+    right: Right
+    reason: Literal["done", "error", "held", "shutdown", "drift"]
+    detail: str = ""
+    pause_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """The sweep: make a lease that is past its time a fact."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """An operator (or the owner of the store's file) ends the live epoch."""
+
+    run_id: RunId
+    by: str
+    note: str = ""
+    expect_epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """An operator lets a frozen run go on; the count of grants without progress starts anew."""
+
+    run_id: RunId
+    by: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Ask for a step: the intent becomes durable, or what the books already hold is answered.
+
+    `contract` is today's contract of the tool (None if the tool is gone); `deadline_ms` was fixed before this command
+    was made. With `stored` the caller asks for the stored call, whatever its arguments were.
+    """
+
+    right: Right
+    step_id: StepId
+    tool: str
+    args_json: str
+    call_digest: str
+    contract: Contract | None
+    request: Request | None
+    owner: str
+    deadline_ms: int
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compensate:
+    """Ask for the undo of a step, which is a fenced step of its own with a key of its own."""
+
+    right: Right
+    step_id: StepId
+    undo_step_id: StepId
+    tool: str
+    args_json: str
+    call_digest: str
+    contract: Contract | None
+    request: Request | None
+    owner: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """What became of one attempt, as its owner saw it. Names the attempt, because receipts may come late."""
+
+    run_id: RunId
+    step_id: StepId
+    attempt: int
+    outcome: OutcomeKind
+    receipt_json: str  # the answer, or null
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkLost:
+    """The sweep: book an attempt whose owner has ended, or whose deadline has passed, as lost."""
+
+    run_id: RunId
+    step_id: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """Journal the value of a local step."""
+
+    right: Right
+    step_id: StepId
+    value_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Store the run's state under the next number."""
+
+    right: Right
+    number: int
+    state_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """End the run with a result. `asked` names the steps that this pass answered from its journal."""
+
+    right: Right
+    result_json: str
+    asked: frozenset[StepId] = frozenset()
+    dropped: frozenset[StepId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the run with an error, at once or as soon as nothing is unsettled any more."""
+
+    right: Right
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """A person says what became of a step in doubt or held."""
+
+    run_id: RunId
+    step_id: StepId
+    verdict: ResolveVerdict
+    by: str
+    note: str
+    receipt_json: str = "null"
+    looked_at_ms: int | None = None
+    expect_attempts: int | None = None
+
+
+Command = (
+    Admit
+    | Settle
+    | SaveResult
+    | SaveCheckpoint
+    | Compensate
+    | Renew
+    | Grant
+    | Release
+    | Complete
+    | Fail
+    | CreateRun
+    | Lapse
+    | MarkLost
+    | Preempt
+    | Thaw
+    | Resolve
+)

@@ -1,0 +1,72 @@
+"""What to do about an effect that may have happened: a table over the contract stored with the intent.
+
+Unknown is not failed, and time alone never settles a doubt. A replay (same key, stored request) is safe only while the
+provider surely remembers the key: the window counts from the admission of the oldest attempt that isn't proved never
+sent, must leave room for the attempt's own timeout and the contract's margin, and is open only if the authority's clock
+and the wall clock both say so. Where nothing is safe a person is asked.
+"""
+
+from typing import Literal
+
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.records import Attempt, Now, Step
+
+Judgement = Literal["ask_again", "replay", "hold"]
+
+
+def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tuple[Judgement, str]:
+    """(what to do, reason) for a step in doubt that a live holder asks for.
+
+    | effect   | provider dedups | key surely remembered | tool and scope unchanged | answer               |
+    |----------|-----------------|-----------------------|--------------------------|----------------------|
+    | none     | any             | any                   | yes                      | ask again            |
+    | external | yes             | yes                   | yes                      | replay               |
+    | external | yes             | no                    | yes                      | hold (key_window)    |
+    | external | no              | any                   | yes                      | hold (no_key)        |
+    | any      | any             | any                   | no                       | hold (tool_gone, scope_changed) |
+    """
+    changed = scope_change(stored, today)
+    if changed:
+        return "hold", changed
+    if not step.is_mutating:
+        return "ask_again", "no_effect"
+    if not stored.dedups:
+        return "hold", "no_key"
+    if not window_open(step, stored, now):
+        return "hold", "key_window"
+    return "replay", "deduped"
+
+
+def scope_change(stored: Contract, today: Contract | None) -> str:
+    """Why the stored call can't be sent to today's provider; empty if it can."""
+    if today is None:
+        return "tool_gone"
+    return "scope_changed" if today.scope != stored.scope else ""
+
+
+def window_open(step: Step, contract: Contract, now: Now) -> bool:
+    """Whether the provider surely still remembers the key while one more attempt is on its way."""
+    first = step.first_sent
+    if first is None:
+        return True
+    if now.wall_ms + contract.margin_ms < now.mark_ms:
+        return False
+    room = contract.timeout_ms + contract.margin_ms
+    elapsed = max(now.ms - first.admitted_ms, now.wall_ms - first.admitted_wall_ms)
+    return elapsed + room < contract.key_ttl_ms
+
+
+def older_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
+    """The other attempts of the step that may still have had an effect."""
+    return tuple(
+        other for other in step.attempts if other.number != attempt.number and other.state in ("out", "doubted", "lost")
+    )
+
+
+def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now: Now) -> bool:
+    """Whether a refused replay proves that no older attempt applied (law 9).
+
+    Had one applied, a provider that dedups and still remembers the key would have answered with it; and none can
+    apply later, because each one's deadline had passed when this attempt was admitted.
+    """
+    return contract.dedups and attempt.older_over and window_open(step, contract, now)

@@ -1,0 +1,298 @@
+"""What each event means: how a view looks after it.
+
+Pure and total over the closed list of kinds. The head's version, seq and digest rise with every event; the list of open
+steps on the head is kept here and nowhere else, which is why the rules about a whole run need no scan.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tidefast.protocol.events import Event, chain
+from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.lease import pause_ms
+from tidefast.protocol.records import (
+    NOT_SETTLED,
+    Attempt,
+    AttemptState,
+    LeaseEnd,
+    OpenStep,
+    RunHead,
+    Step,
+    View,
+)
+from tidefast.protocol.run import blank
+
+Data = Mapping[str, Any]
+
+
+def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
+    """The view after this event. `run_id` is needed only where the view holds no run yet."""
+    head = view.run if view.run is not None else blank(run_id or RunId(""))
+    head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
+    data: Data = json.loads(event.data_json)
+    if event.step_id is None:
+        return view._replace(run=_run_event(head, event, data))
+    steps = dict(view.steps)
+    step = _step_event(event.step_id, steps.get(event.step_id), event, data)
+    steps[event.step_id] = step
+    if event.kind == "step_resolved" and step.undo_of is not None and step.state == "rejected":
+        target = steps[step.undo_of]._replace(closed_by=None)
+        steps[step.undo_of] = target
+        head = head._replace(open=open_steps(head.open, target, event.at_ms))
+    head = head._replace(open=open_steps(head.open, step, event.at_ms))
+    if event.kind in _PROGRESS:
+        head = head._replace(grants_without_progress=0)
+    return view._replace(run=head, steps=steps)
+
+
+_PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result"))
+
+
+def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
+    match event.kind:
+        case "run_created":
+            return head._replace(
+                agent=data["agent"],
+                agent_version=data["agent_version"],
+                created_ms=event.at_ms,
+                input_digest=data["input_digest"],
+            )
+        case "lease_granted":
+            return _granted(head, event, data)
+        case "lease_lapsed":
+            return _lease_ended(head, event, "lapsed")
+        case "lease_preempted":
+            return _lease_ended(head, event, "preempted")
+        case "lease_released":
+            released = _lease_ended(head, event, "released")
+            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+        case "checkpoint_saved":
+            return head._replace(
+                checkpoint=data["number"],
+                checkpoint_seq=event.seq,
+                checkpoint_epoch=event.epoch,
+                checkpoint_digest=data["state_digest"],
+                grants_without_progress=0,
+            )
+        case "run_frozen":
+            return head._replace(frozen=data["reason"])
+        case "run_thawed":
+            return head._replace(frozen="", grants_without_progress=0, not_before_ms=0)
+        case "run_failing":
+            return head._replace(is_failing=True)
+        case "run_completed":
+            ended = _lease_ended(head, event, "completed")
+            return ended._replace(end="completed", end_seq=event.seq, end_digest=data["result_digest"])
+        case "run_failed":
+            ended = _lease_ended(head, event, "failed")
+            return ended._replace(end="failed", end_seq=event.seq, end_digest=data["error_digest"])
+        case _:
+            raise ValueError(f"the event {event.kind} belongs to a step, but names none")
+
+
+def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
+    grants = head.grants_without_progress + 1
+    return head._replace(
+        epoch=event.epoch,
+        is_live=True,
+        holder=data["holder"],
+        request_id=data["request_id"],
+        lease_ms=data["lease_ms"],
+        expires_at_ms=data["expires_at_ms"],
+        lease_end="",
+        lease_ended_ms=0,
+        grants_without_progress=grants,
+        not_before_ms=event.at_ms + pause_ms(grants),
+    )
+
+
+def _lease_ended(head: RunHead, event: Event, how: LeaseEnd) -> RunHead:
+    return head._replace(is_live=False, lease_end=how, lease_ended_ms=event.at_ms)
+
+
+def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) -> Step:
+    if step is None:
+        return _new_step(step_id, event, data)
+    match event.kind:
+        case "step_fenced":
+            return _fenced_again(step, event, data)
+        case "step_committed":
+            step = step._replace(state="committed", epoch=event.epoch, settled_seq=event.seq)
+            return _with_receipt(step, event, data) if "attempt" in data else step
+        case "step_applied":
+            return _with_receipt(step._replace(state="applied"), event, data)
+        case "step_unsent":
+            return _booked(step, data, "unsent")._replace(state=data["state"])
+        case "step_refused":
+            return _booked(step, data, "refused")._replace(state=data["state"])
+        case "step_rejected":
+            attempts = _all_open(_booked(step, data, "refused").attempts, "refused")
+            return step._replace(
+                state="rejected",
+                attempts=attempts,
+                receipt_seq=event.seq,
+                reason="refused",
+                settled_seq=event.seq,
+            )
+        case "step_doubted":
+            booked = _booked(step, data, "lost" if data["reason"] == "lost" else "doubted")
+            return booked._replace(state="in_doubt")
+        case "step_held":
+            held = _booked(step, data, "refused") if "attempt" in data else step
+            return held._replace(state="held", reason=data["reason"])
+        case "step_resolved":
+            return _resolved(step, event, data)
+        case _:
+            return _closing_event(step, event, data)
+
+
+def _closing_event(step: Step, event: Event, data: Data) -> Step:
+    match event.kind:
+        case "step_withdrawn":
+            return step._replace(state="rejected", reason="withdrawn", settled_seq=event.seq)
+        case "undo_begun":
+            return step._replace(closed_by=StepId(data["undo"]))
+        case "step_compensated":
+            return step._replace(state="compensated", settled_seq=event.seq)
+        case "late_receipt":
+            number = data["attempt"]
+            if step.attempts[number - 1].state in NOT_SETTLED:
+                return _booked(step, data, "applied")
+            return step
+        case _:
+            raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
+
+
+def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
+    if event.kind == "step_result":
+        return _local_step(step_id, event)
+    if event.kind != "step_fenced":
+        raise ValueError(f"the event {event.kind} names a step that no intent made")
+    undo_of = data.get("undo_of")
+    return Step(
+        step_id=step_id,
+        kind="tool" if undo_of is None else "undo",
+        state="fenced",
+        tool=data["tool"],
+        effect=data["effect"],
+        call_digest=data["call_digest"],
+        key=data["key"],
+        contract=data["contract"],
+        scope=data["scope"],
+        dedups=data["dedups"],
+        attempts=(_attempt(event, data),),
+        intent_seq=event.seq,
+        receipt_seq=0,
+        epoch=event.epoch,
+        undo_of=None if undo_of is None else StepId(undo_of),
+        closed_by=None,
+        reason="",
+        settled_seq=0,
+    )
+
+
+def _local_step(step_id: StepId, event: Event) -> Step:
+    return Step(
+        step_id=step_id,
+        kind="local",
+        state="committed",
+        tool="",
+        effect="none",
+        call_digest="",
+        key="",
+        contract="",
+        scope="",
+        dedups=False,
+        attempts=(),
+        intent_seq=0,
+        receipt_seq=event.seq,
+        epoch=event.epoch,
+        undo_of=None,
+        closed_by=None,
+        reason="",
+        settled_seq=event.seq,
+    )
+
+
+def _fenced_again(step: Step, event: Event, data: Data) -> Step:
+    attempts = (*step.attempts, _attempt(event, data))
+    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="")
+    if "tool" not in data:
+        return step
+    return step._replace(
+        tool=data["tool"],
+        effect=data["effect"],
+        call_digest=data["call_digest"],
+        contract=data["contract"],
+        scope=data["scope"],
+        dedups=data["dedups"],
+        intent_seq=event.seq,
+    )
+
+
+def _attempt(event: Event, data: Data) -> Attempt:
+    return Attempt(
+        number=data["attempt"],
+        epoch=event.epoch,
+        owner=data["owner"],
+        admitted_ms=event.at_ms,
+        admitted_wall_ms=data["wall_ms"],
+        deadline_ms=data["deadline_ms"],
+        older_over=data["older_over"],
+        state="out",
+    )
+
+
+def _booked(step: Step, data: Data, state: AttemptState) -> Step:
+    """The step with one attempt given its outcome."""
+    place = data["attempt"] - 1
+    attempts = list(step.attempts)
+    attempts[place] = attempts[place]._replace(state=state)
+    return step._replace(attempts=tuple(attempts))
+
+
+def _with_receipt(step: Step, event: Event, data: Data) -> Step:
+    return _booked(step, data, "applied")._replace(receipt_seq=event.seq)
+
+
+def _all_open(attempts: tuple[Attempt, ...], state: AttemptState) -> tuple[Attempt, ...]:
+    return tuple(attempt._replace(state=state) if attempt.state in NOT_SETTLED else attempt for attempt in attempts)
+
+
+def _resolved(step: Step, event: Event, data: Data) -> Step:
+    verdict, state = data["verdict"], data["state"]
+    attempts = _all_open(step.attempts, "not_applied") if verdict in ("not_applied", "refused") else step.attempts
+    return step._replace(
+        state=state,
+        attempts=attempts,
+        reason=f"resolved:{verdict}",
+        receipt_seq=event.seq if verdict == "applied" and not step.receipt_seq else step.receipt_seq,
+        settled_seq=event.seq if state in ("rejected", "compensated") else step.settled_seq,
+    )
+
+
+def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[OpenStep, ...]:
+    """The head's list of open steps after one of them changed."""
+    kept = tuple(
+        other
+        for other in before
+        if other.step_id != step.step_id and (other.is_unsettled or other.wire_until_ms > at_ms)
+    )
+    entry = _open_entry(step, at_ms)
+    return (*kept, entry) if entry.is_unsettled or entry.wire_until_ms > at_ms else kept
+
+
+def _open_entry(step: Step, at_ms: int) -> OpenStep:
+    on_wire = [attempt for attempt in step.attempts if attempt.state in NOT_SETTLED and attempt.deadline_ms > at_ms]
+    if step.dedups and step.state in ("applied", "committed"):
+        on_wire = []  # whatever lands now lands on a key that the provider knows
+    return OpenStep(
+        step_id=step.step_id,
+        state=step.state,
+        is_mutating=step.is_mutating,
+        is_unsettled=step.is_unsettled,
+        undo_of=step.undo_of,
+        wire_epoch=min((attempt.epoch for attempt in on_wire), default=Epoch(0)),
+        wire_until_ms=max((attempt.deadline_ms for attempt in on_wire), default=0),
+    )

@@ -1,0 +1,243 @@
+"""Who may drive a run: grant, renew, release, lapse, preempt, and the fence itself.
+
+Laws. Each grant raises the epoch, and nothing lowers it. An epoch is live while it is the newest and no event has ended
+it; the clock alone ends nothing, but past its expiry a holder may not admit, renew, checkpoint or end the run. A
+renewal moves the expiry and never revives. A caller that fails the fence is told both epochs, the present holder and
+when its lease ended; nothing is booked against it. See Burrows, "The Chubby lock service" (OSDI 2006) for sequencers,
+and Gray and Cheriton, "Leases" (SOSP 1989).
+"""
+
+from tidefast.protocol.canonical import JSON, text_json
+from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Thaw
+from tidefast.protocol.events import Event, Kind, object_json
+from tidefast.protocol.ids import Epoch, StepId, next_epoch
+from tidefast.protocol.records import Guard, Now, Right, RunHead, View
+from tidefast.protocol.verdicts import Code, Decision, Done, Granted, Refused, Renewed
+
+LEASE_MIN_MS = 1_000
+LEASE_MAX_MS = 600_000
+LEASE_DEFAULT_MS = 15_000
+GRANTS_WITHOUT_PROGRESS_MAX = 10
+PAUSE_FROM_GRANT = 3  # the first two takeovers are ordinary; from the third on something is wrong
+PAUSE_FIRST_MS = 1_000
+PAUSE_MAX_MS = 60_000
+NO_EPOCH = Epoch(0)
+
+
+def refuse(head: RunHead | None, code: Code, reason: str, **facts: JSON) -> Decision:
+    """A refusal that guards what it was judged from and writes nothing."""
+    guards = () if head is None else (Guard(head.run_id, head.version),)
+    return Decision(Refused(code, reason, facts), (), guards)
+
+
+def unknown_run(run_id: str) -> Decision:
+    return refuse(None, "not_found", "run_unknown", run=run_id)
+
+
+def record(
+    head: RunHead,
+    now: Now,
+    kind: Kind,
+    data_json: str,
+    *,
+    step: StepId | None = None,
+    epoch: int = 0,
+    after: int = 0,
+) -> Event:
+    """The next event of a run; `after` counts the events that the same decision has before it."""
+    return Event(head.seq + 1 + after, now.ms, kind, Epoch(epoch), step, data_json)
+
+
+def accept(head: RunHead, verdict: object, *events: Event) -> Decision:
+    """A decision that writes these events under the head's guard."""
+    return Decision(verdict, events, (Guard(head.run_id, head.version),))  # type: ignore[arg-type]
+
+
+def expiry_ms(head: RunHead, now: Now) -> int:
+    """When this lease lapses: its own expiry, but never within one lease after the authority's own silence."""
+    return max(head.expires_at_ms, now.grace_from_ms + head.lease_ms)
+
+
+def is_lapsed(head: RunHead, now: Now) -> bool:
+    return now.ms >= expiry_ms(head, now)
+
+
+def stale(head: RunHead, right: Right) -> Decision | None:
+    """The fence: a refusal if the carried epoch is not the live one, None if it is."""
+    if head.is_live and right.epoch == head.epoch and right.holder == head.holder:
+        return None
+    if head.end:
+        return refuse(head, "run_ended", head.end, epoch=right.epoch, live_epoch=head.epoch, state=head.end)
+    return refuse(
+        head,
+        "stale_epoch",
+        "superseded" if right.epoch != head.epoch else "lease_ended",
+        epoch=right.epoch,
+        live_epoch=head.epoch,
+        is_live=head.is_live,
+        holder=head.holder,
+        ended_at_ms=head.lease_ended_ms,
+        ended_by=head.lease_end,
+    )
+
+
+def fence(head: RunHead, right: Right, now: Now) -> Decision | None:
+    """The fence and the clock's refusal: None if this holder may act now."""
+    refusal = stale(head, right)
+    if refusal is None and is_lapsed(head, now):
+        return refuse(head, "lease_lapsed", "expired", epoch=right.epoch, expires_at_ms=expiry_ms(head, now))
+    return refusal
+
+
+def grant(view: View, command: Grant, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    if head.is_live and command.request_id and head.request_id == command.request_id and head.holder == command.holder:
+        return accept(head, granted(head))
+    refusal = not_claimable(head, now)
+    if refusal is not None:
+        return refusal
+    lapsed = [record(head, now, "lease_lapsed", _lapsed_data(head), epoch=head.epoch)] if head.is_live else []
+    if head.grants_without_progress >= GRANTS_WITHOUT_PROGRESS_MAX:
+        data = object_json(reason='"no_progress"', grants=str(head.grants_without_progress))
+        frozen = record(head, now, "run_frozen", data, after=len(lapsed))
+        facts: dict[str, JSON] = {"grants": head.grants_without_progress}
+        return accept(head, Refused("run_frozen", "no_progress", facts), *lapsed, frozen)
+    epoch = next_epoch(head.epoch, view.incarnation)
+    expires = now.ms + command.lease_ms
+    data = object_json(
+        holder=text_json(command.holder),
+        lease_ms=str(command.lease_ms),
+        expires_at_ms=str(expires),
+        request_id=text_json(command.request_id),
+    )
+    event = record(head, now, "lease_granted", data, epoch=epoch, after=len(lapsed))
+    verdict = Granted(
+        epoch,
+        command.holder,
+        command.lease_ms,
+        expires,
+        head.checkpoint,
+        head.checkpoint_seq,
+        head.is_failing,
+    )
+    return accept(head, verdict, *lapsed, event)
+
+
+def granted(head: RunHead) -> Granted:
+    """The grant that a head records, told again."""
+    return Granted(
+        head.epoch,
+        head.holder,
+        head.lease_ms,
+        head.expires_at_ms,
+        head.checkpoint,
+        head.checkpoint_seq,
+        head.is_failing,
+    )
+
+
+def not_claimable(head: RunHead, now: Now) -> Decision | None:
+    """Why no one can be granted this run now; None if someone can."""
+    if head.end:
+        return refuse(head, "run_ended", head.end, state=head.end)
+    if head.frozen:
+        return refuse(head, "run_frozen", head.frozen)
+    if head.is_live and not is_lapsed(head, now):
+        return refuse(
+            head,
+            "lease_held",
+            "live",
+            holder=head.holder,
+            live_epoch=head.epoch,
+            until_ms=expiry_ms(head, now),
+        )
+    if head.held_steps:
+        return refuse(head, "step_held", "held", steps=list(head.held_steps))
+    if now.ms < head.not_before_ms:
+        return refuse(head, "lease_held", "pause", until_ms=head.not_before_ms)
+    return None
+
+
+def pause_ms(grants_without_progress: int) -> int:
+    """How long a run rests after its n-th grant without progress: nothing at first, then doubling up to a minute."""
+    beyond = grants_without_progress - PAUSE_FROM_GRANT
+    return 0 if beyond < 0 else min(PAUSE_FIRST_MS << beyond, PAUSE_MAX_MS)
+
+
+def renew(view: View, command: Renew, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    refusal = fence(head, command.right, now)
+    if refusal is not None:
+        return refusal
+    guards = (Guard(head.run_id, head.version),)
+    return Decision(Renewed(now.ms + head.lease_ms), (), guards, must_sync=False)
+
+
+def release(view: View, command: Release, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    if head.lease_end == "released" and (command.right.epoch, command.right.holder) == (
+        head.epoch,
+        head.holder,
+    ):
+        return accept(head, Done(head.state, head.end_seq, was_new=False))
+    refusal = stale(head, command.right)
+    if refusal is not None:
+        return refusal
+    not_before = now.ms + command.pause_ms if command.pause_ms else 0
+    data = object_json(
+        reason=text_json(command.reason), detail=text_json(command.detail), not_before_ms=str(not_before)
+    )
+    released = record(head, now, "lease_released", data, epoch=head.epoch)
+    if command.reason != "drift":
+        return accept(head, Done("released", released.seq), released)
+    frozen_data = object_json(reason='"drift"', detail=text_json(command.detail))
+    frozen = record(head, now, "run_frozen", frozen_data, after=1)
+    return accept(head, Done("frozen", frozen.seq), released, frozen)
+
+
+def lapse(view: View, command: Lapse, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    if not head.is_live or not is_lapsed(head, now):
+        return refuse(head, "already_decided", "not_lapsed")
+    event = record(head, now, "lease_lapsed", _lapsed_data(head), epoch=head.epoch)
+    return accept(head, Done("lapsed", event.seq), event)
+
+
+def preempt(view: View, command: Preempt, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    if command.expect_epoch is not None and command.expect_epoch != head.epoch:
+        return refuse(head, "moved", "epoch", expected_epoch=command.expect_epoch, live_epoch=head.epoch)
+    if head.end:
+        return refuse(head, "run_ended", head.end, state=head.end)
+    if not head.is_live:
+        return accept(head, Done(head.state, head.seq, was_new=False))
+    data = object_json(by=text_json(command.by), note=text_json(command.note))
+    event = record(head, now, "lease_preempted", data, epoch=head.epoch)
+    return accept(head, Done("preempted", event.seq), event)
+
+
+def thaw(view: View, command: Thaw, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    if head.end:
+        return refuse(head, "run_ended", head.end, state=head.end)
+    if not head.frozen:
+        return accept(head, Done(head.state, head.seq, was_new=False))
+    data = object_json(by=text_json(command.by), note=text_json(command.note))
+    event = record(head, now, "run_thawed", data)
+    return accept(head, Done("thawed", event.seq), event)
+
+
+def _lapsed_data(head: RunHead) -> str:
+    return object_json(expires_at_ms=str(head.expires_at_ms), holder=text_json(head.holder))

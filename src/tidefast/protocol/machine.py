@@ -1,0 +1,125 @@
+"""The three doors of the rules: `needs`, `decide`, `evolve`.
+
+Laws of this room:
+
+1. Every rule about who may do what is in here. SQL, HTTP and SDK hold none; SQL may pick candidates, never verdicts.
+2. No input but the arguments. Equal arguments give equal decisions, in every process and year.
+3. A worker's verb names the epoch it was granted, or it does not exist.
+4. Every head read is guarded, written or not.
+5. Facts are recorded, rights are fenced: a late receipt never moves a lease, a checkpoint or a committed step.
+6. `decide` never raises for a bad command: a refusal is a value. It has no handle to fetch with.
+7. No decision reads two runs.
+
+`evolve` advances a view by one event. Store, engine, simulator and checker all move state by it, so an event means the
+same everywhere.
+"""
+
+from typing import NamedTuple, assert_never
+
+from tidefast.protocol import checkpoint, compensation, lease, resolve, run, step
+from tidefast.protocol.commands import (
+    Admit,
+    Command,
+    Compensate,
+    Complete,
+    CreateRun,
+    Fail,
+    Grant,
+    Lapse,
+    MarkLost,
+    Preempt,
+    Release,
+    Renew,
+    Resolve,
+    SaveCheckpoint,
+    SaveResult,
+    Settle,
+    Thaw,
+)
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.records import Now, View
+from tidefast.protocol.verdicts import Decision
+
+UNDO_SUFFIX = "~undo"
+
+
+class Needs(NamedTuple):
+    """Which rows a rule must see. The head of the run is always among them."""
+
+    run_id: RunId
+    steps: tuple[StepId, ...] = ()
+    open_steps: bool = False  # every step that the head lists as open
+    forgotten: bool = False  # mutating steps settled since the newest checkpoint that the live epoch didn't ask for
+
+
+def needs(command: Command) -> Needs:
+    """The rows that `decide` must be shown for this command, known from the command alone."""
+    match command:
+        case Admit() | SaveResult():
+            return Needs(command.right.run_id, with_target(command.step_id))
+        case Settle() | MarkLost() | Resolve():
+            return Needs(command.run_id, with_target(command.step_id))
+        case Compensate():
+            return Needs(command.right.run_id, (command.undo_step_id, command.step_id))
+        case Renew() | Release() | SaveCheckpoint():
+            return Needs(command.right.run_id)
+        case Complete():
+            return Needs(command.right.run_id, forgotten=True)
+        case Fail():
+            return Needs(command.right.run_id, open_steps=True)
+        case CreateRun() | Grant() | Lapse() | Preempt() | Thaw():
+            return Needs(command.run_id)
+        case _:
+            assert_never(command)
+
+
+def with_target(step_id: StepId) -> tuple[StepId, ...]:
+    """A step, and if it is an undo the step that it reverses: the two change in one transaction."""
+    if step_id.endswith(UNDO_SUFFIX):
+        return (step_id, StepId(step_id.removesuffix(UNDO_SUFFIX)))
+    return (step_id,)
+
+
+def decide(view: View, command: Command, now: Now) -> Decision:
+    """Judge a command against what it needed to see. Never raises for a bad command."""
+    match command:
+        case Admit():
+            return step.admit(view, command, now)
+        case Settle():
+            return step.settle(view, command, now)
+        case SaveResult():
+            return step.save_result(view, command, now)
+        case SaveCheckpoint():
+            return checkpoint.save_checkpoint(view, command, now)
+        case Renew():
+            return lease.renew(view, command, now)
+        case Grant():
+            return lease.grant(view, command, now)
+        case Complete():
+            return run.complete(view, command, now)
+        case Release():
+            return lease.release(view, command, now)
+        case CreateRun():
+            return run.create(view, command, now)
+        case Compensate():
+            return compensation.compensate(view, command, now)
+        case _:
+            return _decide_rare(view, command, now)
+
+
+def _decide_rare(view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw | Resolve, now: Now) -> Decision:
+    match command:
+        case Fail():
+            return run.fail(view, command, now)
+        case Lapse():
+            return lease.lapse(view, command, now)
+        case MarkLost():
+            return step.mark_lost(view, command, now)
+        case Preempt():
+            return lease.preempt(view, command, now)
+        case Thaw():
+            return lease.thaw(view, command, now)
+        case Resolve():
+            return resolve.resolve(view, command, now)
+        case _:
+            assert_never(command)

@@ -1,0 +1,185 @@
+"""The nouns: what a run, a step and an attempt are at one moment.
+
+A head is the one row per run that decisions read. It names every unsettled step (`open`), so that each rule about the
+run as a whole is judged from the head and at most a handful of steps, however long the run's history is.
+
+All times are integer milliseconds; `_ms` without another word is the authority's clock (see `Now`).
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.ids import Epoch, RunId, StepId
+
+StepState = Literal["pending", "fenced", "in_doubt", "held", "applied", "committed", "rejected", "compensated"]
+StepKind = Literal["tool", "undo", "local"]
+AttemptState = Literal["out", "doubted", "lost", "applied", "unsent", "refused", "absent", "not_applied"]
+RunState = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
+RunEnd = Literal["", "completed", "failed"]
+LeaseEnd = Literal["", "released", "lapsed", "preempted", "completed", "failed"]
+
+MUTATING = frozenset(("external", "workspace"))
+NOT_SETTLED = frozenset(("out", "doubted", "lost"))
+HAD_NO_EFFECT = frozenset(("unsent", "refused", "absent", "not_applied"))
+
+
+class Now(NamedTuple):
+    """The moment of a decision, given to the rules from outside.
+
+    `ms` is the authority's clock and never goes back. `wall_ms` is the wall clock, `mark_ms` the highest wall clock
+    that the store remembers; a wall clock behind its mark closes every key window. Before `grace_from_ms` plus its
+    own length no lease counts as lapsed: the authority's own silence (a restart) is not charged to its workers.
+    """
+
+    ms: int
+    wall_ms: int
+    mark_ms: int = 0
+    grace_from_ms: int = 0
+
+
+class Right(NamedTuple):
+    """What a lease token proves: this holder was granted this epoch of this run. Whether it is live is the fence's question."""
+
+    run_id: RunId
+    epoch: Epoch
+    holder: str
+
+
+class Attempt(NamedTuple):
+    """One sending of an intent. Its deadline is fixed before the intent is submitted."""
+
+    number: int
+    epoch: Epoch
+    owner: str  # boot id of the instance that sends it
+    admitted_ms: int
+    admitted_wall_ms: int
+    deadline_ms: int
+    older_over: bool  # the deadline of each older attempt had passed when this one was admitted (law 9)
+    state: AttemptState
+
+
+class Step(NamedTuple):
+    """One named unit of a run. Bodies are not here: `intent_seq` and `receipt_seq` point at the events that hold them."""
+
+    step_id: StepId
+    kind: StepKind
+    state: StepState
+    tool: str
+    effect: str
+    call_digest: str
+    key: str
+    contract: str  # digest of the contract stored with the intent; empty for a local step
+    scope: str
+    dedups: bool  # whether the stored contract promises to know the key again
+    attempts: tuple[Attempt, ...]
+    intent_seq: int
+    receipt_seq: int
+    epoch: Epoch  # the epoch that last asked for it and was let in; of a committed step the joining epoch
+    undo_of: StepId | None
+    closed_by: StepId | None  # its undo, once begun
+    reason: str
+    settled_seq: int  # 0 until committed, rejected or compensated
+
+    @property
+    def is_mutating(self) -> bool:
+        return self.effect in MUTATING
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Pending after an attempt, fenced, in doubt, applied, held, or closed by an undo that isn't committed (law 10)."""
+        if self.state in ("fenced", "in_doubt", "applied", "held"):
+            return True
+        if self.state == "pending":
+            return bool(self.attempts)
+        return self.closed_by is not None and self.state != "compensated"
+
+    @property
+    def first_sent(self) -> Attempt | None:
+        """The oldest attempt that isn't proved never sent: where a provider's memory of the key begins."""
+        return next((attempt for attempt in self.attempts if attempt.state != "unsent"), None)
+
+
+class OpenStep(NamedTuple):
+    """What the head keeps of an unsettled step, or of one whose request may still be on the wire."""
+
+    step_id: StepId
+    state: StepState
+    is_mutating: bool
+    is_unsettled: bool
+    undo_of: StepId | None
+    wire_epoch: Epoch
+    wire_until_ms: int  # 0 when no request of it can land any more, or when another landing would change nothing
+
+
+class RunHead(NamedTuple):
+    """The one row of a run that decisions read. `version` rises with each event; renewals move only `expires_at_ms`."""
+
+    run_id: RunId
+    agent: str
+    agent_version: str
+    created_ms: int
+    input_digest: str
+    version: int
+    seq: int
+    digest: str
+    epoch: Epoch  # the newest epoch ever granted
+    is_live: bool  # no event has ended that epoch
+    holder: str
+    request_id: str
+    lease_ms: int
+    expires_at_ms: int
+    lease_end: LeaseEnd  # what ended the newest epoch, empty while live
+    lease_ended_ms: int
+    checkpoint: int  # number of the newest checkpoint, 0 for none
+    checkpoint_seq: int
+    checkpoint_epoch: Epoch
+    checkpoint_digest: str
+    grants_without_progress: int
+    not_before_ms: int
+    frozen: str  # reason, empty when not frozen
+    is_failing: bool
+    end: RunEnd
+    end_seq: int
+    end_digest: str  # of the result or the error, so that the verb that ended the run can be answered again
+    open: tuple[OpenStep, ...]
+
+    @property
+    def held_steps(self) -> tuple[StepId, ...]:
+        return tuple(step.step_id for step in self.open if step.state == "held")
+
+    @property
+    def unsettled(self) -> tuple[StepId, ...]:
+        return tuple(step.step_id for step in self.open if step.is_unsettled)
+
+    @property
+    def state(self) -> RunState:
+        """The word that people see; it follows from the facts and is stored nowhere."""
+        if self.end:
+            return self.end
+        if self.frozen:
+            return "frozen"
+        if self.is_live:
+            return "leased"
+        if self.held_steps:
+            return "held"
+        return "failing" if self.is_failing else "claimable"
+
+
+class View(NamedTuple):
+    """What a rule may see: the rows that `needs` asked for, and nothing to fetch more with."""
+
+    namespace: bytes
+    incarnation: int
+    instances: frozenset[str]  # boot ids of the instances that live
+    run: RunHead | None = None
+    steps: Mapping[StepId, Step] = {}
+    contracts: Mapping[str, Contract] = {}  # by digest: the contracts stored with those steps' intents
+    forgotten: tuple[StepId, ...] = ()
+
+
+class Guard(NamedTuple):
+    """A head that a decision read, with the version it had; the decision is void if that has moved."""
+
+    run_id: RunId
+    version: int  # 0: there was no such run

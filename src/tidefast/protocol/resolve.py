@@ -1,0 +1,84 @@
+"""The person in charge says what became of a step.
+
+Laws. A verdict acts on the state at commit; `expect_attempts` refuses it if the step has had another attempt since the
+person looked. *It did not happen* rests on the contract's word that nothing lands after an attempt's deadline, so it is
+refused while a request may still be on the wire, and the look must be later than every deadline (law 14). Evidence is
+dated by when it was asked for. While a run is frozen as diverged, applied and compensated are accepted from any state.
+"""
+
+from tidefast.protocol.canonical import text_json
+from tidefast.protocol.commands import Resolve
+from tidefast.protocol.events import object_json
+from tidefast.protocol.lease import accept, record, refuse, unknown_run
+from tidefast.protocol.records import NOT_SETTLED, Now, RunHead, Step, StepState, View
+from tidefast.protocol.verdicts import Decision, Settled
+
+RESOLVED_STATE: dict[str, StepState] = {
+    "applied": "applied",
+    "not_applied": "pending",
+    "refused": "rejected",
+    "compensated": "compensated",
+}
+
+
+def resolve(view: View, command: Resolve, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    step = view.steps.get(command.step_id)
+    if step is None:
+        return refuse(head, "not_found", "step_unknown", step=command.step_id)
+    if step.reason == f"resolved:{command.verdict}" and step.state in (
+        RESOLVED_STATE[command.verdict],
+        "committed",
+    ):
+        return accept(head, Settled(step.state, joined=False))
+    if command.expect_attempts is not None and command.expect_attempts != len(step.attempts):
+        return refuse(
+            head,
+            "moved",
+            "attempts",
+            step=step.step_id,
+            expected=command.expect_attempts,
+            attempts=len(step.attempts),
+        )
+    refusal = _not_decidable(head, step, command) or _too_early(view, head, step, command, now)
+    if refusal is not None:
+        return refusal
+    state = RESOLVED_STATE[command.verdict]
+    data = object_json(
+        by=text_json(command.by),
+        note=text_json(command.note),
+        receipt=command.receipt_json,
+        state=f'"{state}"',
+        verdict=f'"{command.verdict}"',
+    )
+    event = record(head, now, "step_resolved", data, step=step.step_id)
+    return accept(head, Settled(state, joined=False), event)
+
+
+def _not_decidable(head: RunHead, step: Step, command: Resolve) -> Decision | None:
+    """A verdict is taken on a step in doubt or held; of a diverged run, also on others."""
+    if head.frozen == "diverged" and command.verdict in ("applied", "compensated"):
+        return None
+    if step.state not in ("in_doubt", "held") or step.closed_by is not None:
+        return refuse(head, "already_decided", step.state, step=step.step_id, state=step.state)
+    if step.undo_of is not None and command.verdict == "compensated":
+        return refuse(head, "already_decided", "is_an_undo", step=step.step_id, state=step.state)
+    return None
+
+
+def _too_early(view: View, head: RunHead, step: Step, command: Resolve, now: Now) -> Decision | None:
+    """*It did not happen* can be said once nothing of the step can land any more, by someone who looked after that."""
+    if command.verdict == "applied":
+        return None
+    open_attempts = [attempt for attempt in step.attempts if attempt.state in NOT_SETTLED]
+    last_deadline = max((attempt.deadline_ms for attempt in open_attempts), default=0)
+    if now.ms <= last_deadline:
+        return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=last_deadline)
+    if command.looked_at_ms is not None and command.looked_at_ms <= last_deadline:
+        return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=last_deadline)
+    silent = [attempt for attempt in open_attempts if attempt.state == "lost" and attempt.owner in view.instances]
+    if silent and not view.contracts[step.contract].dedups:
+        return refuse(head, "step_in_flight", "owner_silent", step=step.step_id)
+    return None

@@ -1,0 +1,130 @@
+"""How a run begins and ends.
+
+Laws. Creating a run twice is one run; the same id with another agent or input is a conflict. No run ends over an
+unsettled effect (10), and none completes while a mutating step that was settled since the newest checkpoint was not
+asked for in this pass: a deploy that renamed a step must not lose it. Failing is a state: nothing new is admitted, what
+is open is settled by a holder, then the run ends.
+"""
+
+from tidefast.protocol.canonical import digest, text_json
+from tidefast.protocol.checkpoint import unsettled_effects
+from tidefast.protocol.commands import Complete, CreateRun, Fail
+from tidefast.protocol.events import object_json
+from tidefast.protocol.ids import Epoch, RunId
+from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.records import Now, RunHead, View
+from tidefast.protocol.step import not_running
+from tidefast.protocol.verdicts import Decision, Done
+
+
+def blank(run_id: RunId) -> RunHead:
+    """The head before a run's first event: version 0 says that there is no such run yet."""
+    return RunHead(
+        run_id=run_id,
+        agent="",
+        agent_version="",
+        created_ms=0,
+        input_digest="",
+        version=0,
+        seq=0,
+        digest="0" * 64,
+        epoch=Epoch(0),
+        is_live=False,
+        holder="",
+        request_id="",
+        lease_ms=0,
+        expires_at_ms=0,
+        lease_end="",
+        lease_ended_ms=0,
+        checkpoint=0,
+        checkpoint_seq=0,
+        checkpoint_epoch=Epoch(0),
+        checkpoint_digest="",
+        grants_without_progress=0,
+        not_before_ms=0,
+        frozen="",
+        is_failing=False,
+        end="",
+        end_seq=0,
+        end_digest="",
+        open=(),
+    )
+
+
+def create(view: View, command: CreateRun, now: Now) -> Decision:
+    head = view.run
+    input_digest = digest(command.input_json)
+    if head is not None:
+        same = (head.agent, head.input_digest) == (command.agent, input_digest)
+        if same:
+            return accept(head, Done(head.state, 1, was_new=False))
+        return refuse(head, "run_conflict", "other_input", run=head.run_id, agent=head.agent)
+    fresh = blank(command.run_id)
+    data = object_json(
+        agent=text_json(command.agent),
+        agent_version=text_json(command.agent_version),
+        input=command.input_json,
+        input_digest=f'"{input_digest}"',
+    )
+    return accept(fresh, Done("claimable", 1), record(fresh, now, "run_created", data))
+
+
+def complete(view: View, command: Complete, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    result_digest = digest(command.result_json)
+    if _same_end(head, command.right.epoch, "completed", result_digest):
+        return accept(head, Done("completed", head.end_seq, was_new=False))
+    refusal = fence(head, command.right, now) or not_running(head)
+    if refusal is not None:
+        return refusal
+    if head.is_failing:
+        return refuse(head, "run_ending", "failing")
+    unsettled = unsettled_effects(head)
+    if unsettled:
+        return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)
+    forgotten: list[str] = [
+        step for step in view.forgotten if step not in command.asked and step not in command.dropped
+    ]
+    if forgotten:
+        return refuse(head, "unsettled_effects", "not_asked", steps=forgotten)
+    dropped = sorted(set(view.forgotten) & command.dropped)
+    data = object_json(
+        dropped="[" + ",".join(text_json(str(step)) for step in dropped) + "]",
+        result=command.result_json,
+        result_digest=f'"{result_digest}"',
+    )
+    event = record(head, now, "run_completed", data, epoch=head.epoch)
+    return accept(head, Done("completed", event.seq), event)
+
+
+def fail(view: View, command: Fail, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    error_digest = digest(command.error)
+    if _same_end(head, command.right.epoch, "failed", error_digest):
+        return accept(head, Done("failed", head.end_seq, was_new=False))
+    refusal = fence(head, command.right, now) or not_running(head)
+    if refusal is not None:
+        return refusal
+    data = object_json(error=text_json(command.error), error_digest=f'"{error_digest}"')
+    withdrawn = [step.step_id for step in head.open if step.state == "pending" and step.undo_of is None]
+    waiting = [step.step_id for step in head.open if step.is_unsettled and step.step_id not in withdrawn]
+    if waiting:
+        if head.is_failing:
+            return refuse(head, "unsettled_effects", "unsettled", steps=list(waiting))
+        failing = record(head, now, "run_failing", data, epoch=head.epoch)
+        return accept(head, Done("failing", failing.seq), failing)
+    events = [
+        record(head, now, "step_withdrawn", "{}", step=step, epoch=head.epoch, after=place)
+        for place, step in enumerate(withdrawn)
+    ]
+    failed = record(head, now, "run_failed", data, epoch=head.epoch, after=len(events))
+    return accept(head, Done("failed", failed.seq), *events, failed)
+
+
+def _same_end(head: RunHead, epoch: Epoch, end: str, end_digest: str) -> bool:
+    """Whether this very verb, with this body, is what ended the run (law 17)."""
+    return (head.end, head.epoch, head.end_digest) == (end, epoch, end_digest)

@@ -1,0 +1,379 @@
+"""A step's life: from the intent to the join.
+
+States: pending, fenced, in_doubt, held, applied, committed, rejected, compensated (see `docs/protocol.md` for the table
+that this file is).
+
+Laws. The intent is durable before the effect is sent (6). A step is committed only in the transaction that finds the
+asking epoch live (2). The stored request is what a replay sends; other arguments are a conflict (5). While a request of
+an older epoch may still land, no other mutating step of the run is admitted (7). A late receipt is kept as a fact and
+joined by the next holder instead of calling again (8); one that contradicts the books freezes the run.
+"""
+
+from tidefast.protocol.canonical import JSON, text_json
+from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
+from tidefast.protocol.contracts import Contract, contract_digest
+from tidefast.protocol.doubt import judge, older_doubt, refusal_settles_older, scope_change
+from tidefast.protocol.events import Event, object_json
+from tidefast.protocol.ids import Epoch, StepId, step_key
+from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.records import HAD_NO_EFFECT, MUTATING, Attempt, Now, OpenStep, RunHead, Step, View
+from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
+
+
+def admit(view: View, command: Admit, now: Now) -> Decision:
+    """Let an effect out, or answer what the books already hold."""
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    refusal = fence(head, command.right, now) or not_running(head)
+    if refusal is not None:
+        return refusal
+    step = view.steps.get(command.step_id)
+    if step is None:
+        if command.stored:
+            return refuse(head, "not_found", "step_unknown", step=command.step_id)
+        return _first(view, head, command, now)
+    if not command.stored and step.call_digest != command.call_digest and not _may_restate(step, command):
+        return refuse(
+            head,
+            "step_conflict",
+            "other_call",
+            step=step.step_id,
+            stored_digest=step.call_digest,
+            asked_digest=command.call_digest,
+            stored_tool=step.tool,
+        )
+    return answer_known(view, head, step, command, now)
+
+
+def not_running(head: RunHead) -> Decision | None:
+    """The refusal of new work while a run is frozen; None otherwise."""
+    return refuse(head, "run_frozen", head.frozen) if head.frozen else None
+
+
+def _may_restate(step: Step, command: Admit) -> bool:
+    """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
+    return (
+        step.state == "pending"
+        and all(attempt.state == "unsent" for attempt in step.attempts)
+        and command.right.epoch > step.epoch
+    )
+
+
+def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
+    """A step that the books don't know: make its intent durable."""
+    if head.is_failing:
+        return refuse(head, "run_ending", "failing")
+    if command.contract is None:
+        return refuse(head, "not_found", "tool_unknown", tool=command.tool)
+    if command.contract.effect in MUTATING:
+        blocked = blocked_by(head, command.step_id, None, now)
+        if blocked is not None:
+            return blocked
+    key = step_key(view.namespace, head.run_id, command.step_id)
+    event = fenced_event(head, command, command.contract, key, 1, True, now)
+    verdict = Send(1, key, command.contract, event.seq, command.deadline_ms, is_replay=False)
+    return accept(head, verdict, event)
+
+
+def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
+    """A step that the books know: what its state allows."""
+    if step.closed_by is not None:
+        return accept(head, answer(step))
+    match step.state:
+        case "committed" | "compensated":
+            return accept(head, answer(step))
+        case "applied":
+            return join(head, step, now)
+        case "rejected":
+            return refuse(head, "step_rejected", step.reason, step=step.step_id, receipt_seq=step.receipt_seq)
+        case "held":
+            return refuse(head, "step_held", step.reason, steps=[step.step_id])
+        case "fenced":
+            return _ask_fenced(view, head, step, command, now)
+        case "in_doubt":
+            return _ask_in_doubt(view, head, step, command, now)
+        case "pending":
+            return _ask_pending(view, head, step, command, now)
+
+
+def answer(step: Step) -> Answer:
+    """The stored answer of a settled step."""
+    return Answer(step.step_id, step.state, step.epoch, step.key, step.receipt_seq, True, step.closed_by)
+
+
+def join(head: RunHead, step: Step, now: Now) -> Decision:
+    """A live holder asks for an applied step: it is committed with the receipt that is already there."""
+    events = committing(head, step, head.epoch, object_json(receipt_seq=str(step.receipt_seq)), now)
+    verdict = Answer(step.step_id, "committed", head.epoch, step.key, step.receipt_seq, replayed=True)
+    return accept(head, verdict, *events)
+
+
+def committing(head: RunHead, step: Step, epoch: Epoch, data: str, now: Now) -> tuple[Event, ...]:
+    """The event that commits a step, and with an undo the one that compensates its target in the same transaction."""
+    committed = record(head, now, "step_committed", data, step=step.step_id, epoch=epoch)
+    if step.undo_of is None:
+        return (committed,)
+    undone = object_json(undo=text_json(step.step_id))
+    return committed, record(head, now, "step_compensated", undone, step=step.undo_of, epoch=epoch, after=1)
+
+
+def _ask_fenced(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
+    last = step.attempts[-1]
+    if last.owner in view.instances and now.ms < last.deadline_ms:
+        return accept(head, Wait("step_in_flight", "in_flight", last.deadline_ms, step.step_id))
+    lost = lost_event(head, step, now)
+    doubted = step._replace(state="in_doubt", attempts=(*step.attempts[:-1], last._replace(state="lost")))
+    return _ask_in_doubt(view, head, doubted, command, now, lost)
+
+
+def _ask_in_doubt(
+    view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now, *before: Event
+) -> Decision:
+    stored = view.contracts[step.contract]
+    verb, reason = judge(step, stored, command.contract, now)
+    if verb == "hold":
+        return _hold(head, step, reason, now, *before)
+    blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
+    if blocked is not None:
+        return blocked
+    return _send_again(head, step, stored, command, now, *before)
+
+
+def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
+    """A step that is proved to have had no effect so far: sent again as stored, or restated."""
+    if head.is_failing and step.undo_of is None:
+        return refuse(head, "run_ending", "failing")
+    blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
+    if blocked is not None:
+        return blocked
+    stored = view.contracts[step.contract]
+    changed = scope_change(stored, command.contract)
+    if isinstance(command, Admit) and command.stored:
+        return _hold(head, step, changed, now) if changed else _send_again(head, step, stored, command, now)
+    if changed or step.call_digest != command.call_digest:
+        return _restate(head, step, command, now)
+    return _send_again(head, step, stored, command, now)
+
+
+def _hold(head: RunHead, step: Step, reason: str, now: Now, *before: Event) -> Decision:
+    """Nothing may be done automatically: a person is asked."""
+    data = object_json(attempts=str(len(step.attempts)), reason=text_json(reason))
+    held = record(head, now, "step_held", data, step=step.step_id, epoch=head.epoch, after=len(before))
+    facts: dict[str, JSON] = {"steps": [step.step_id]}
+    return accept(head, Refused("step_held", reason, facts), *before, held)
+
+
+def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
+    if command.contract is None:
+        return refuse(head, "not_found", "tool_unknown", tool=command.tool)
+    number = len(step.attempts) + 1
+    event = fenced_event(head, command, command.contract, step.key, number, True, now)
+    verdict = Send(number, step.key, command.contract, event.seq, command.deadline_ms, is_replay=False)
+    return accept(head, verdict, event)
+
+
+def _send_again(
+    head: RunHead, step: Step, stored: Contract, command: Admit | Compensate, now: Now, *before: Event
+) -> Decision:
+    """Attempt n+1 of a stored call: same key, stored request; only the attempt is new."""
+    number = len(step.attempts) + 1
+    older_over = all(now.ms >= attempt.deadline_ms for attempt in step.attempts if attempt.state != "unsent")
+    data = object_json(
+        attempt=str(number),
+        deadline_ms=str(command.deadline_ms),
+        intent_seq=str(step.intent_seq),
+        older_over="true" if older_over else "false",
+        owner=text_json(command.owner),
+        wall_ms=str(now.wall_ms),
+    )
+    event = record(head, now, "step_fenced", data, step=step.step_id, epoch=head.epoch, after=len(before))
+    verdict = Send(number, step.key, stored, step.intent_seq, command.deadline_ms, is_replay=True)
+    return accept(head, verdict, *before, event)
+
+
+def blocked_by(head: RunHead, step_id: StepId, undo_of: StepId | None, now: Now) -> Decision | None:
+    """Why no mutating step may be sent now: a held step holds its run; older requests must be off the wire (law 7)."""
+    for other in head.open:
+        if not other.is_mutating or other.step_id == step_id:
+            continue
+        if other.state == "held" and other.step_id != undo_of:
+            return refuse(head, "step_held", "run_held", steps=[other.step_id])
+        if _may_land(other, head.epoch, now):
+            return accept(head, Wait("step_pending", "older_attempt", other.wire_until_ms, other.step_id))
+    return None
+
+
+def _may_land(other: OpenStep, epoch: Epoch, now: Now) -> bool:
+    return other.wire_epoch < epoch and now.ms < other.wire_until_ms
+
+
+def fenced_event(
+    head: RunHead,
+    command: Admit | Compensate,
+    contract: Contract,
+    key: str,
+    number: int,
+    older_over: bool,
+    now: Now,
+    after: int = 0,
+) -> Event:
+    """The intent: everything that every attempt will need, once."""
+    members = {
+        "args": command.args_json,
+        "attempt": str(number),
+        "call_digest": f'"{command.call_digest}"',
+        "contract": f'"{contract_digest(contract)}"',
+        "deadline_ms": str(command.deadline_ms),
+        "dedups": "true" if contract.dedups else "false",
+        "effect": f'"{contract.effect}"',
+        "key": f'"{key}"',
+        "older_over": "true" if older_over else "false",
+        "owner": text_json(command.owner),
+        "scope": text_json(contract.scope),
+        "tool": text_json(command.tool),
+        "wall_ms": str(now.wall_ms),
+    }
+    if command.request is not None:
+        members["request"] = command.request.to_json()
+    if isinstance(command, Compensate):
+        members["undo_of"] = f'"{command.step_id}"'
+        step_id = command.undo_step_id
+    else:
+        step_id = command.step_id
+    return record(head, now, "step_fenced", object_json(**members), step=step_id, epoch=head.epoch, after=after)
+
+
+def lost_event(head: RunHead, step: Step, now: Now) -> Event:
+    """The newest attempt is given up: its owner has ended or its deadline has passed. Not a failure: a doubt."""
+    last = step.attempts[-1]
+    data = object_json(attempt=str(last.number), reason='"lost"')
+    return record(head, now, "step_doubted", data, step=step.step_id, epoch=last.epoch)
+
+
+def mark_lost(view: View, command: MarkLost, now: Now) -> Decision:
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    step = view.steps.get(command.step_id)
+    if step is None or step.state != "fenced":
+        return refuse(head, "already_decided", "not_fenced", step=command.step_id)
+    last = step.attempts[-1]
+    if last.owner in view.instances and now.ms < last.deadline_ms:
+        return refuse(head, "step_in_flight", "in_flight", step=command.step_id, until_ms=last.deadline_ms)
+    return accept(head, Settled("in_doubt", joined=False), lost_event(head, step, now))
+
+
+def settle(view: View, command: Settle, now: Now) -> Decision:
+    """Give an attempt its outcome. Facts are taken whatever the run's state; only the join asks for a live epoch."""
+    head = view.run
+    if head is None:
+        return unknown_run(command.run_id)
+    step = view.steps.get(command.step_id)
+    if step is None or not 1 <= command.attempt <= len(step.attempts):
+        return refuse(head, "not_found", "attempt_unknown", step=command.step_id, attempt=command.attempt)
+    attempt = step.attempts[command.attempt - 1]
+    if command.outcome == "applied":
+        return _settle_applied(view, head, step, attempt, command, now)
+    if attempt.state not in ("out", "lost") or step.state not in ("fenced", "in_doubt", "held"):
+        return accept(head, _standing(step))
+    match command.outcome:
+        case "refused":
+            return _settle_refused(view, head, step, attempt, command, now)
+        case "unsent":
+            return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
+        case "doubted" | "unlisted":
+            return _settle_doubted(head, step, attempt, command, now)
+
+
+def _standing(step: Step) -> Settled:
+    return Settled(step.state, joined=step.state == "committed")
+
+
+def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
+    data = object_json(attempt=str(attempt.number), receipt=command.receipt_json)
+    if attempt.state == "applied":
+        return accept(head, _standing(step))
+    if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
+        late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
+        why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
+        frozen = record(head, now, "run_frozen", why, after=1)
+        return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
+    if step.state in ("applied", "committed"):
+        late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
+        return accept(head, _standing(step), late)
+    if head.is_live and attempt.epoch == head.epoch:
+        events = committing(head, step, head.epoch, data, now)
+        return accept(head, Settled("committed", joined=True), *events)
+    applied = record(head, now, "step_applied", data, step=step.step_id, epoch=attempt.epoch)
+    return accept(head, Settled("applied", joined=False), applied)
+
+
+def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
+    contract = view.contracts[step.contract]
+    if older_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
+        return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step))
+    tries = sum(1 for other in step.attempts if other.state == "refused")
+    if tries < contract.retries and not contract.stored_failures:
+        return _settled(head, step, attempt, "step_refused", command, now, "pending")
+    if step.undo_of is not None:
+        data = object_json(
+            attempt=str(attempt.number),
+            reason='"undo_refused"',
+            receipt=command.receipt_json,
+            attempts=str(len(step.attempts)),
+        )
+        held = record(head, now, "step_held", data, step=step.step_id, epoch=attempt.epoch)
+        return accept(head, Settled("held", joined=False), held)
+    return _settled(head, step, attempt, "step_rejected", command, now, "rejected")
+
+
+def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
+    """A doubt, said by the owner itself. An unlisted answer is held at once, so that a person sees it today."""
+    if attempt.state == "lost":
+        return accept(head, _standing(step))
+    doubted = _settled(head, step, attempt, "step_doubted", command, now, "in_doubt")
+    if command.outcome == "doubted" or not step.is_mutating:
+        return doubted
+    data = object_json(reason='"unlisted_answer"', attempts=str(len(step.attempts)))
+    held = record(head, now, "step_held", data, step=step.step_id, epoch=attempt.epoch, after=1)
+    return accept(head, Settled("held", joined=False), *doubted.events, held)
+
+
+def _after_harmless(step: Step, attempt: Attempt, otherwise: str) -> str:
+    return _doubtful(step) if older_doubt(step, attempt) else otherwise
+
+
+def _doubtful(step: Step) -> str:
+    return "held" if step.state == "held" else "in_doubt"
+
+
+def _settled(head: RunHead, step: Step, attempt: Attempt, kind: str, command: Settle, now: Now, state: str) -> Decision:
+    data = object_json(
+        attempt=str(attempt.number),
+        reason=text_json(command.reason),
+        receipt=command.receipt_json,
+        state=f'"{state}"',
+    )
+    event = record(head, now, kind, data, step=step.step_id, epoch=attempt.epoch)  # type: ignore[arg-type]
+    return accept(head, Settled(state, joined=False), event)  # type: ignore[arg-type]
+
+
+def save_result(view: View, command: SaveResult, now: Now) -> Decision:
+    """Journal a local step's value. The first value stands: a successor answers with it instead of computing anew."""
+    head = view.run
+    if head is None:
+        return unknown_run(command.right.run_id)
+    refusal = fence(head, command.right, now) or not_running(head)
+    if refusal is not None:
+        return refusal
+    step = view.steps.get(command.step_id)
+    if step is not None:
+        if step.kind != "local":
+            return refuse(head, "step_conflict", "other_kind", step=step.step_id, stored_tool=step.tool)
+        return accept(head, answer(step))
+    if head.is_failing:
+        return refuse(head, "run_ending", "failing")
+    data = object_json(value=command.value_json)
+    event = record(head, now, "step_result", data, step=command.step_id, epoch=head.epoch)
+    return accept(head, Answer(command.step_id, "committed", head.epoch, "", event.seq, replayed=False), event)

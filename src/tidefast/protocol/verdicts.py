@@ -1,0 +1,134 @@
+"""What a caller is told. A refusal is a value with a code, a finer reason and the facts; it is never an exception.
+
+Each verdict says by its type what the services must do next: send, answer, wait or refuse. Codes are the same words in
+HTTP, SDK, CLI, logs and metrics.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from tidefast.protocol.canonical import JSON
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.events import Event
+from tidefast.protocol.ids import Epoch, StepId
+from tidefast.protocol.records import Guard, StepState
+
+Code = Literal[
+    "stale_epoch",
+    "lease_lapsed",
+    "lease_held",
+    "step_conflict",
+    "step_in_flight",
+    "step_pending",
+    "in_doubt",
+    "step_held",
+    "step_rejected",
+    "already_decided",
+    "checkpoint_stale",
+    "run_conflict",
+    "run_ended",
+    "run_frozen",
+    "run_ending",
+    "unsettled_effects",
+    "moved",
+    "not_found",
+    "invalid",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Refused, and nothing was written that the code doesn't imply. `facts` names epochs, steps and times."""
+
+    code: Code
+    reason: str
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The intent is durable: send this attempt. `intent_seq` names the event that holds the stored call."""
+
+    attempt: int
+    key: str
+    contract: Contract
+    intent_seq: int
+    deadline_ms: int
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The books already hold the answer; nothing is sent. `receipt_seq` names the event that holds the receipt."""
+
+    step_id: StepId
+    state: StepState
+    epoch: Epoch
+    key: str
+    receipt_seq: int
+    replayed: bool
+    closed_by: StepId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now: ask again when something of the run has moved, or at `until_ms`. Nothing was written."""
+
+    code: Literal["step_in_flight", "step_pending"]
+    reason: str
+    until_ms: int
+    blocking_step: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease, with the place of the newest checkpoint."""
+
+    epoch: Epoch
+    holder: str
+    lease_ms: int
+    expires_at_ms: int
+    checkpoint: int
+    checkpoint_seq: int
+    is_failing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The new expiry. Not yet durable: losing a renewal only shortens a lease."""
+
+    expires_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The verb was accepted, now or when it was first sent. `seq` names the event that holds it."""
+
+    state: str
+    seq: int
+    was_new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Where the step stands after a settle; `joined` if it was committed in the same transaction."""
+
+    state: StepState
+    joined: bool
+    is_diverged: bool = False
+
+
+Verdict = Refused | Send | Answer | Wait | Granted | Renewed | Done | Settled
+
+
+class Decision(NamedTuple):
+    """A verdict and everything that must be true together with it.
+
+    `events` are appended in order, `guards` are the heads that were read. `must_sync` is False only for a renewal.
+    """
+
+    verdict: Verdict
+    events: tuple[Event, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    must_sync: bool = True

@@ -1,0 +1,113 @@
+"""What a store owes the engine.
+
+A store keeps the log and its projections, and knows no rules. `commit` is the only door that writes: everything in a
+batch becomes durable together or not at all, and an exception from it means that nobody knows which. Reads see
+committed rows only. Inside a store a run has an integer key.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.events import Event
+from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.records import RunHead, Step
+
+RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
+
+
+class StoreError(Exception):
+    """A store can't do what it owes. The message says what, why and what to do next."""
+
+
+class StoreUnavailable(StoreError):
+    """The outcome of a write is unknown, or the store can't be reached: stop, don't retry and answer."""
+
+
+class StoreCorrupt(StoreError):
+    """What the store holds can't be what was written. The process stops."""
+
+
+class StoreRefused(StoreError):
+    """The store won't be opened: missing where one was expected, empty, foreign, newer, or owned by another process."""
+
+
+class Identity(NamedTuple):
+    """What tells one store from another. `mark_ms` is the highest wall clock that was committed."""
+
+    namespace: bytes  # 16 random bytes, drawn when the store was made
+    incarnation: int
+    mark_ms: int
+
+
+class StoredEvent(NamedTuple):
+    run_key: int
+    event: Event
+    digest: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes. Heads and steps hold the last state only, however often they moved in the batch."""
+
+    events: list[StoredEvent] = field(default_factory=list)
+    heads: dict[int, RunHead] = field(default_factory=dict)
+    steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
+    contracts: dict[str, str] = field(default_factory=dict)
+    mark_ms: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.events or self.heads)
+
+
+class Store(Protocol):
+    """Blocking. Reads may be called from the engine's thread, `commit` from one writer thread at a time."""
+
+    def identity(self) -> Identity: ...
+
+    def run_key_max(self) -> int:
+        """The highest run key in use; the engine numbers new runs from here."""
+
+    def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None: ...
+
+    def live_heads(self) -> Sequence[tuple[int, RunHead]]:
+        """Every run whose newest epoch no event has ended; read once at start."""
+
+    def fenced_runs(self) -> Sequence[RunId]:
+        """Runs with a step in state fenced; read once at start, to find what a dead instance left behind."""
+
+    def load_step(self, run_key: int, step_id: StepId) -> Step | None: ...
+
+    def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
+        """Mutating steps settled after `since_seq` whose asking epoch is another one, in order of their settling."""
+
+    def load_contract(self, digest: str) -> str | None:
+        """The canonical text of a contract that an intent named."""
+
+    def load_event(self, run_key: int, seq: int) -> StoredEvent | None: ...
+
+    def load_events(self, run_key: int, after: int, limit: int) -> Sequence[StoredEvent]:
+        """Events with seq > `after`, in order."""
+
+    def load_steps(self, run_key: int, after: StepId | None, limit: int) -> Sequence[Step]:
+        """Steps in order of their ids."""
+
+    def journal(self, run_key: int, after: int, bytes_max: int) -> tuple[Sequence[JournalEntry], int]:
+        """Finished steps with settled_seq > `after`, in order of settling, and where to go on (0: that was all).
+
+        Finished: committed, rejected, compensated. `data_json` is the data of the event at the step's receipt_seq
+        (`{}` if it has none). At least one entry is given even if it alone is larger than `bytes_max`.
+        """
+
+    def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
+        """Candidates for a claim, oldest first: not live, not ended, not frozen, not held, past `not_before_ms`."""
+
+    def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
+        """Heads in order of creation, after the run named; of one state if given. `state` is `RunHead.state`."""
+
+    def commit(self, batch: Batch) -> None:
+        """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""
+
+    def close(self) -> None: ...
