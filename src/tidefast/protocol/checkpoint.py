@@ -2,7 +2,7 @@
 
 Laws. A checkpoint is accepted only under the live epoch and with a number larger than the stored one; the right next
 number under an old epoch is refused like any other, because only the epoch shows that it is old. While a mutating step
-of the run is unsettled none is accepted: a snapshot that claims "paid" must not outlive a payment that nobody can prove.
+of the run is unsettled none is accepted: a snapshot that says "paid" must not outlive a payment that nobody can prove.
 """
 
 from tidefast.protocol.canonical import digest

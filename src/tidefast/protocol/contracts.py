@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
 
 
 class Undo(NamedTuple):
-    """How to reverse this tool's effect: another tool, with arguments taken from the step's own receipt and arguments."""
+    """How to reverse this tool's effect: another tool, its arguments taken from the step's own receipt and arguments."""
 
     tool: str
     args: Mapping[str, JSON]
@@ -103,7 +103,7 @@ class Contract(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Mapping[str, JSON]) -> "Contract":
-        """The contract that `to_json` spelled. Members that this version doesn't know are refused by the constructor."""
+        """The contract that `to_json` spelled. The constructor refuses members that this version doesn't know."""
         fields: dict[str, object] = dict(record)
         refusals: list[tuple[int, list[tuple[str, JSON]]]] = fields["refusals"]  # type: ignore[assignment]
         fields["refusals"] = tuple(
@@ -160,7 +160,7 @@ def render_request(contract: Contract, args: Mapping[str, JSON], key: str) -> Re
 
 
 def render_undo(undo: Undo, args: Mapping[str, JSON], receipt: JSON) -> dict[str, JSON]:
-    """The arguments of an undo step, templates filled in from the step's arguments and receipt. Raises `RenderError`."""
+    """The arguments of an undo step, filled in from the step's own arguments and receipt. Raises `RenderError`."""
     return {name: _fill(value, {"args": args, "receipt": receipt}) for name, value in undo.args.items()}
 
 
@@ -301,8 +301,8 @@ class _Reader:
         found: list[Refusal] = []
         for entry in value if isinstance(value, list) else []:
             status, members = (entry.get("status"), entry) if isinstance(entry, Mapping) else (entry, {})
-            if not isinstance(status, int) or isinstance(status, bool) or not 400 <= status <= 599:
-                self.fault("refusals", f"expected a status from 400 to 599 in each entry, found {entry!r}")
+            if not isinstance(status, int) or isinstance(status, bool) or not 300 <= status <= 599:
+                self.fault("refusals", f"expected a status from 300 to 599 in each entry, found {entry!r}")
                 continue
             rest = {path: wanted for path, wanted in members.items() if path != "status"}
             if self._json("refusals", rest) is not None:

@@ -8,6 +8,8 @@ and the wall clock both say so. Where nothing is safe a person is asked.
 
 from typing import Literal
 
+from tidefast.protocol.canonical import JSON
+from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.records import Attempt, Now, Step
 
@@ -70,3 +72,27 @@ def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now:
     apply later, because each one's deadline had passed when this attempt was admitted.
     """
     return contract.dedups and attempt.older_over and window_open(step, contract, now)
+
+
+REPLAY_LATER = frozenset(
+    (408, 409, 425, 429)
+)  # a key still running, too early, too many: not an answer about the effect
+
+
+def outcome_of(contract: Contract, status: int, body: JSON) -> tuple[OutcomeKind, str]:
+    """What an HTTP answer says about the effect: (outcome, reason).
+
+    | status                        | outcome                                                        |
+    |-------------------------------|----------------------------------------------------------------|
+    | 2xx                           | applied                                                        |
+    | listed in `refusals`          | refused                                                        |
+    | 408, 409, 425, 429, 5xx       | doubted: replayed where the doubt table allows                 |
+    | any other (3xx, unlisted 4xx) | unlisted: in doubt and held at once; redirects are not followed |
+    """
+    if 200 <= status <= 299:
+        return "applied", ""
+    if any(refusal.matches(status, body) for refusal in contract.refusals):
+        return "refused", f"status_{status}"
+    if status in REPLAY_LATER or status >= 500:
+        return "doubted", f"status_{status}"
+    return "unlisted", f"status_{status}"

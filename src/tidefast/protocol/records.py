@@ -39,7 +39,7 @@ class Now(NamedTuple):
 
 
 class Right(NamedTuple):
-    """What a lease token proves: this holder was granted this epoch of this run. Whether it is live is the fence's question."""
+    """What a lease token proves: this holder was granted this epoch of this run. The fence asks whether it is live."""
 
     run_id: RunId
     epoch: Epoch
@@ -60,7 +60,7 @@ class Attempt(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One named unit of a run. Bodies are not here: `intent_seq` and `receipt_seq` point at the events that hold them."""
+    """One named unit of a run. Bodies are not here: `intent_seq` and `receipt_seq` point at the events with them."""
 
     step_id: StepId
     kind: StepKind
@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
     @property
     def is_unsettled(self) -> bool:
-        """Pending after an attempt, fenced, in doubt, applied, held, or closed by an undo that isn't committed (law 10)."""
+        """Pending after an attempt, fenced, in doubt, applied, held, or closed by an uncommitted undo (law 10)."""
         if self.state in ("fenced", "in_doubt", "applied", "held"):
             return True
         if self.state == "pending":

@@ -167,6 +167,8 @@ def _hold(head: RunHead, step: Step, reason: str, now: Now, *before: Event) -> D
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
+    if command.contract.kind == "http" and command.request is None:
+        return refuse(head, "invalid", "args", tool=command.tool, step=step.step_id)
     number = len(step.attempts) + 1
     event = fenced_event(head, command, command.contract, step.key, number, True, now)
     verdict = Send(number, step.key, command.contract, event.seq, command.deadline_ms, is_replay=False)
@@ -287,7 +289,8 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
 
 
 def _standing(step: Step) -> Settled:
-    return Settled(step.state, joined=step.state == "committed")
+    """Nothing changes: the books already say more than this outcome does. Whoever asks again hears them."""
+    return Settled(step.state, joined=False)
 
 
 def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:

@@ -1,0 +1,330 @@
+"""The engine: one door, `submit`.
+
+A command is judged at once, on the event loop's thread, against heads that are in memory or freshly read; its events
+join the batch that is being gathered. One writer thread commits one batch at a time while the next one gathers (group
+commit). A caller is answered when the batch that its answer rests on is durable, also when its own command wrote
+nothing: a duplicate must not hear of a receipt that a power cut could still take back.
+
+If the process dies before the commit returns, nothing was answered; after it, the events are there. An exception in
+commit means that nobody knows: the engine stops, and every waiting caller hears `StoreUnavailable`.
+"""
+
+import asyncio
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidefast.engine.clock import Clock
+from tidefast.protocol.commands import Command, CreateRun
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.events import Event
+from tidefast.protocol.evolve import evolve
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.lease import fence, unknown_run
+from tidefast.protocol.machine import decide, needs
+from tidefast.protocol.records import Right, RunHead, Step, View
+from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
+from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
+
+FINISHED = frozenset(("committed", "rejected", "compensated"))
+
+
+class InvariantViolation(Exception):
+    """What the engine holds contradicts itself. Never caught except to stop the process."""
+
+
+@dataclass(slots=True, eq=False)
+class RunEntry:
+    """One run in memory: its head, its unfinished steps, and the batch that its newest events wait in."""
+
+    key: int
+    head: RunHead | None
+    steps: dict[StepId, Step] = field(default_factory=dict)
+    gathering: "Gathering | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Gathering:
+    """A batch and everyone who waits for it."""
+
+    done: asyncio.Future[None]
+    batch: Batch = field(default_factory=Batch)
+    entries: dict[RunId, RunEntry] = field(default_factory=dict)
+
+
+class Engine:
+    """Submits commands to the rules over one store. Built on the running event loop; `start` it, then `stop` it."""
+
+    def __init__(self, store: Store, clock: Clock, boot: str | None = None) -> None:
+        self.store = store
+        self.clock = clock
+        self.boot = boot or secrets.token_hex(8)
+        self.identity = store.identity()
+        self.failure: BaseException | None = None
+        self._instances = frozenset((self.boot,))
+        self._runs: dict[RunId, RunEntry] = {}
+        self._contracts: dict[str, Contract] = {}
+        self._stored_contracts: set[str] = set()
+        self._next_key = store.run_key_max() + 1
+        self._gathering: Gathering | None = None
+        self._writing = False
+        self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
+        self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
+        self._thread: threading.Thread | None = None
+        self._loop = asyncio.get_running_loop()
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+
+    def start(self) -> None:
+        """Read the live runs into memory and start the writer."""
+        for key, head in self.store.live_heads():
+            self._runs[head.run_id] = RunEntry(key, head)
+        self._thread = threading.Thread(target=self._write, name="tidefast-writer", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Make what is gathered durable, then end the writer. The store stays open."""
+        while self.failure is None and (self._gathering is not None or self._writing):
+            if self._gathering is not None:
+                await asyncio.wait([self._gathering.done])
+            else:
+                await asyncio.sleep(0)
+        self._queue.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def submit(self, command: Command) -> Verdict:
+        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is."""
+        entry, verdict = self._judge(command)
+        gathering = None if entry is None else entry.gathering
+        if gathering is not None and not isinstance(verdict, Renewed):
+            await asyncio.shield(gathering.done)
+        return verdict
+
+    def live_runs(self) -> list[RunHead]:
+        """The heads of the runs whose newest epoch no event has ended."""
+        return [entry.head for entry in self._runs.values() if entry.head is not None and entry.head.is_live]
+
+    def head(self, run_id: RunId) -> RunHead | None:
+        """The head as the rules see it now; what it says may not be durable yet."""
+        entry = self._entry(run_id)
+        return None if entry is None else entry.head
+
+    def step(self, run_id: RunId, step_id: StepId) -> Step | None:
+        """A step as the rules see it now."""
+        entry = self._entry(run_id)
+        return None if entry is None else self._step(entry, step_id)
+
+    def run_key(self, run_id: RunId) -> int | None:
+        entry = self._entry(run_id)
+        return None if entry is None else entry.key
+
+    async def settled_view(self, run_id: RunId) -> RunHead | None:
+        """The head once everything it says is durable."""
+        entry = self._entry(run_id)
+        if entry is None:
+            return None
+        if entry.gathering is not None:
+            await asyncio.shield(entry.gathering.done)
+        return entry.head
+
+    def fence(self, right: Right) -> Refused | None:
+        """The refusal that this right would meet now, None if its epoch is live; for callers whose body is no use."""
+        head = self.head(right.run_id)
+        refusal = unknown_run(right.run_id) if head is None else fence(head, right, self.clock.now())
+        return refusal.verdict if refusal is not None and isinstance(refusal.verdict, Refused) else None
+
+    def contract(self, digest: str) -> Contract:
+        """The contract that an intent named. Raises `InvariantViolation` if the store has lost it."""
+        known = self._contracts.get(digest)
+        if known is None:
+            text = self.store.load_contract(digest)
+            if text is None:
+                raise InvariantViolation(f"the store names the contract {digest} but does not hold it")
+            known = self._contracts[digest] = Contract.from_json(msgspec.json.decode(text))
+        return known
+
+    async def wait_for_change(self, run_id: RunId | None, timeout_ms: int) -> None:
+        """Return when something of this run (of any run: None) became durable, or after the time given."""
+        waiter = self._loop.create_future()
+        waiting = self._waiters.setdefault(run_id, set())
+        waiting.add(waiter)
+        try:
+            async with asyncio.timeout(max(timeout_ms, 0) / 1_000):
+                await waiter
+        except TimeoutError:
+            return
+        finally:
+            waiting.discard(waiter)
+            if not waiting:
+                self._waiters.pop(run_id, None)
+
+    def _judge(self, command: Command) -> tuple[RunEntry | None, Verdict]:
+        """Decide a command and gather what it writes. Runs without a pause, so no other command comes between."""
+        if self.failure is not None:
+            raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
+        need = needs(command)
+        entry = self._entry(need.run_id)
+        if entry is None and isinstance(command, CreateRun):
+            entry = RunEntry(self._new_key(), None)
+        view = self._view(entry, need.steps, need.open_steps, need.forgotten)
+        decision = decide(view, command, self.clock.now())
+        if entry is None:
+            return None, decision.verdict
+        self._check_guards(entry, decision)
+        if decision.events:
+            self._gather(entry, view, decision, need.run_id)
+        elif isinstance(decision.verdict, Renewed) and entry.head is not None:
+            entry.head = entry.head._replace(expires_at_ms=decision.verdict.expires_at_ms)
+        return entry, decision.verdict
+
+    def _check_guards(self, entry: RunEntry, decision: Decision) -> None:
+        version = 0 if entry.head is None else entry.head.version
+        for guard in decision.guards:
+            if guard.version != version:
+                raise InvariantViolation(f"run {guard.run_id} moved from version {guard.version} during a decision")
+
+    def _entry(self, run_id: RunId) -> RunEntry | None:
+        entry = self._runs.get(run_id)
+        if entry is None:
+            found = self.store.load_head(run_id)
+            if found is None:
+                return None
+            entry = RunEntry(*found)
+            if entry.head is not None and entry.head.is_live:
+                self._runs[run_id] = entry
+        return entry
+
+    def _step(self, entry: RunEntry, step_id: StepId) -> Step | None:
+        return entry.steps.get(step_id) or self.store.load_step(entry.key, step_id)
+
+    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
+        view = View(self.identity.namespace, self.identity.incarnation, self._instances)
+        if entry is None or entry.head is None:
+            return view
+        head = entry.head
+        if open_steps:
+            ids = [step.step_id for step in head.open]
+        steps: dict[StepId, Step] = {}
+        contracts: dict[str, Contract] = {}
+        for step_id in ids:
+            step = self._step(entry, step_id)
+            if step is not None:
+                steps[step_id] = step
+                if step.contract:
+                    contracts[step.contract] = self.contract(step.contract)
+        left = self._forgotten(entry, head) if forgotten else ()
+        return View(view.namespace, view.incarnation, view.instances, head, steps, contracts, left)
+
+    def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
+        """What the store says, corrected by what is not durable yet."""
+        in_memory = {
+            step.step_id
+            for step in entry.steps.values()
+            if step.is_mutating and step.settled_seq > head.checkpoint_seq and step.epoch != head.epoch
+        }
+        stored = self.store.forgotten(entry.key, head.checkpoint_seq, head.epoch)
+        return tuple(step for step in stored if step not in entry.steps) + tuple(sorted(in_memory))
+
+    def _gather(self, entry: RunEntry, view: View, decision: Decision, run_id: RunId) -> None:
+        gathering = self._gathering
+        if gathering is None:
+            gathering = self._gathering = Gathering(self._loop.create_future())
+            if not self._writing:
+                self._loop.call_soon(self._hand_over)
+        batch, before = gathering.batch, view.steps
+        for event in decision.events:
+            view = evolve(view, event, run_id)
+            if view.run is None:
+                raise InvariantViolation(f"the event {event.kind} left run {run_id} without a head")
+            batch.events.append(StoredEvent(entry.key, event, view.run.digest))
+            entry.head = batch.heads[entry.key] = view.run
+        for step_id, step in view.steps.items():
+            if step is not before.get(step_id):
+                entry.steps[step_id] = step
+                batch.steps[entry.key, step_id] = step
+        if isinstance(decision.verdict, Send):
+            self._gather_contract(batch, decision.verdict.contract, decision.events)
+        entry.gathering = gathering
+        gathering.entries[run_id] = entry
+        self._runs[run_id] = entry
+
+    def _gather_contract(self, batch: Batch, contract: Contract, events: tuple[Event, ...]) -> None:
+        """A contract is stored with the first intent that names it."""
+        name = contract_name(events)
+        if name is not None and name not in self._stored_contracts:
+            self._stored_contracts.add(name)
+            self._contracts[name] = contract
+            batch.contracts[name] = contract.to_json()
+
+    def _new_key(self) -> int:
+        key = self._next_key
+        self._next_key += 1
+        return key
+
+    def _hand_over(self) -> None:
+        """Give the gathered batch to the writer; everything that was ready in this turn of the loop is in it."""
+        if self._gathering is None or self._writing:
+            return
+        gathering, self._gathering, self._writing = self._gathering, None, True
+        gathering.batch.mark_ms = self.clock.now().wall_ms
+        self._queue.put(gathering)
+
+    def _write(self) -> None:
+        """The writer thread: one batch, one commit."""
+        while (gathering := self._queue.get()) is not None:
+            failure: BaseException | None = None
+            try:
+                self.store.commit(gathering.batch)
+            except BaseException as error:
+                failure = error
+            try:
+                self._loop.call_soon_threadsafe(self._written, gathering, failure)
+            except RuntimeError:  # the loop is closed: nobody is left to be answered
+                return
+            if failure is not None:
+                return
+
+    def _written(self, gathering: Gathering, failure: BaseException | None) -> None:
+        self._writing = False
+        if failure is not None:
+            self._fail(gathering, failure)
+            return
+        for run_id, entry in gathering.entries.items():
+            if entry.gathering is gathering:
+                entry.gathering = None
+                self._forget_finished(run_id, entry)
+        gathering.done.set_result(None)
+        for changed in (*gathering.entries, None) if self._waiters else ():
+            for waiter in self._waiters.get(changed, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+        if self._gathering is not None:
+            self._loop.call_soon(self._hand_over)
+
+    def _forget_finished(self, run_id: RunId, entry: RunEntry) -> None:
+        """What is durable and finished is read again when somebody asks; only live runs stay in memory."""
+        if entry.head is not None and not entry.head.is_live:
+            del self._runs[run_id]
+        elif entry.steps:
+            entry.steps = {name: step for name, step in entry.steps.items() if step.state not in FINISHED}
+
+    def _fail(self, gathering: Gathering, failure: BaseException) -> None:
+        self.failure = failure
+        for waiting in (gathering, self._gathering):
+            if waiting is not None:
+                waiting.done.set_exception(StoreUnavailable(f"the commit's outcome is unknown: {failure}"))
+                waiting.done.exception()
+        self.on_failure(failure)
+
+
+def contract_name(events: tuple[Event, ...]) -> str | None:
+    """The digest of the contract that a new intent among these events names."""
+    for event in events:
+        if event.kind == "step_fenced":
+            name: str | None = event.data.get("contract")  # type: ignore[assignment]
+            return name
+    return None

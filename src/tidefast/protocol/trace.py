@@ -1,0 +1,359 @@
+"""A log read a second time, by a small fold that shares nothing with the rules.
+
+The laws need to know, at each event, which epoch was live, what each step's attempts had come to and what was still
+open. `fold` works that out from the events alone, so that a fault in the rules can't hide itself in the check of the
+rules. It is total: whatever an altered log holds, it never raises.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, get_args
+
+from tidefast.protocol.canonical import INTEGER_MAX, JSON
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.events import Event, Kind
+from tidefast.protocol.ids import Epoch, RunId, StepId
+
+KINDS = frozenset(get_args(Kind))
+CHANGES_THE_WORLD = frozenset(("external", "workspace"))
+OPEN = frozenset(("out", "doubted", "lost"))  # an attempt that may still have had an effect
+HARMLESS = frozenset(("unsent", "refused", "absent", "not_applied"))
+SETTLED = frozenset(("committed", "rejected", "compensated"))
+RECEIPTS = frozenset(("step_committed", "step_applied", "late_receipt"))
+OUTCOMES = frozenset(("step_committed", "step_applied", "step_unsent", "step_refused", "step_rejected", "step_doubted"))
+PROGRESS = frozenset(
+    ("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result", "checkpoint_saved")
+)
+NONE = Epoch(0)
+
+
+class Ack(NamedTuple):
+    """What one caller was told had been done. `seq` names the event that was said to hold it."""
+
+    verb: str  # one of the words of `laws.ACKNOWLEDGED`
+    epoch: Epoch
+    seq: int
+    step_id: StepId | None = None
+    number: int = 0  # of a checkpoint
+
+
+class History(NamedTuple):
+    """All that is known of one run: its log, and what the world says about it."""
+
+    run_id: RunId
+    events: tuple[Event, ...]
+    digests: tuple[str, ...]
+    namespace: bytes
+    contracts: Mapping[str, Contract]  # by digest
+    applied: Mapping[str, int] | None = None  # the provider's net count by key, or by step id where it takes no key
+    acknowledged: tuple[Ack, ...] = ()
+    now_ms: int = 0  # taken after the log was read; 0 if unknown
+    head_digest: str | None = None  # from the run's head or from an anchor kept elsewhere
+    head_seq: int | None = None
+    counted: frozenset[str] | None = None  # the tools whose effects `applied` counts; None: all that change the world
+
+
+class Sending(NamedTuple):
+    """One attempt of a step."""
+
+    number: int
+    seq: int
+    epoch: Epoch
+    at_ms: int
+    wall_ms: int
+    deadline_ms: int
+    state: str
+
+
+class Facts(NamedTuple):
+    """What the log says of one step."""
+
+    step_id: StepId
+    state: str
+    tool: str = ""
+    effect: str = "none"
+    call_digest: str = ""
+    key: str = ""
+    contract: str = ""
+    dedups: bool = False
+    attempts: tuple[Sending, ...] = ()
+    intent_seq: int = 0
+    epoch: Epoch = NONE
+    undo_of: StepId | None = None
+    closed_by: StepId | None = None
+    receipts: frozenset[int] = frozenset()  # the events that hold evidence of the effect
+    since_seq: int = 0  # the event that brought it into its state
+    settled_seq: int = 0
+    was_held: bool = False
+
+    @property
+    def is_mutating(self) -> bool:
+        return self.effect in CHANGES_THE_WORLD
+
+    @property
+    def is_unsettled(self) -> bool:
+        if self.state in ("fenced", "in_doubt", "held", "applied") or (self.state == "pending" and self.attempts):
+            return True
+        return self.closed_by is not None and self.state != "compensated"
+
+    def attempt(self, number: int) -> Sending | None:
+        return self.attempts[number - 1] if 1 <= number <= len(self.attempts) else None
+
+    def open_attempts(self, but: int = 0) -> Iterator[Sending]:
+        """The attempts that may have had an effect, one of them left out."""
+        return (sent for sent in self.attempts if sent.state in OPEN and sent.number != but)
+
+    def on_the_wire(self, at_ms: int) -> Iterator[Sending]:
+        """The attempts whose request may land after this moment and would change something by it."""
+        if self.dedups and self.state in ("applied", "committed"):
+            return iter(())
+        return (sent for sent in self.open_attempts() if sent.deadline_ms > at_ms)
+
+
+class RunFacts(NamedTuple):
+    """What the log says of the run as a whole."""
+
+    live: Epoch = NONE  # 0 when no epoch is live
+    newest: Epoch = NONE
+    holder: str = ""
+    expires_at_ms: int = 0
+    checkpoint: int = 0
+    frozen: str = ""
+    is_failing: bool = False
+    end: str = ""
+    grants: int = 0  # since the last progress
+    last_ms: int = 0
+
+
+class Moment(NamedTuple):
+    """One event, with what was true just before it."""
+
+    place: int
+    event: Event
+    data: Mapping[str, JSON]
+    is_readable: bool
+    run: RunFacts
+    step: Facts | None
+    open: Mapping[StepId, Facts]  # the steps that are unsettled or may be on the wire
+
+
+class Trace(NamedTuple):
+    """A whole log, folded."""
+
+    history: History
+    moments: tuple[Moment, ...]
+    by_kind: Mapping[str, tuple[Moment, ...]]
+    run: RunFacts
+    steps: Mapping[StepId, Facts]
+    granted: Mapping[Epoch, int]  # each epoch with the event that granted it first
+
+    def of(self, *kinds: str) -> Iterator[Moment]:
+        """The moments of these kinds, each kind in order."""
+        for kind in kinds:
+            yield from self.by_kind.get(kind, ())
+
+    def standing(self, moment: Moment) -> str:
+        """What the epoch that an event names was worth: `live`, `dead`, `forged` (never granted) or `missing`."""
+        epoch = moment.event.epoch
+        if not epoch:
+            return "missing"
+        if epoch == moment.run.live:
+            return "live"
+        return "dead" if epoch in self.granted and self.granted[epoch] < moment.event.seq else "forged"
+
+
+def fold(history: History) -> Trace:
+    """Read a log from its first event to its last."""
+    run = RunFacts()
+    steps: dict[StepId, Facts] = {}
+    still_open: Mapping[StepId, Facts] = {}
+    granted: dict[Epoch, int] = {}
+    moments: list[Moment] = []
+    by_kind: dict[str, list[Moment]] = {}
+    for place, event in enumerate(history.events):
+        read = decode(event)
+        data = read or {}
+        step = None if event.step_id is None else steps.get(event.step_id)
+        is_readable = read is not None and event.kind in KINDS
+        moment = Moment(place, event, data, is_readable, run, step, still_open)
+        moments.append(moment)
+        by_kind.setdefault(event.kind, []).append(moment)
+        run = _run_after(run, event, data)
+        if event.kind == "lease_granted":
+            granted.setdefault(event.epoch, event.seq)
+        for changed in _steps_after(steps, step, event, data):
+            steps[changed.step_id] = changed
+            still_open = _open_after(still_open, changed, event.at_ms)
+    kinds = {kind: tuple(found) for kind, found in by_kind.items()}
+    return Trace(history, tuple(moments), kinds, run, steps, granted)
+
+
+def decode(event: Event) -> Mapping[str, JSON] | None:
+    """An event's members; None if its data is not an object."""
+    try:
+        value: JSON = json.loads(event.data_json, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _integer(text: str) -> int | float:
+    """A number that ECMAScript prints without a fraction may still be a double."""
+    value = int(text)
+    return value if abs(value) <= INTEGER_MAX else float(text)
+
+
+def number(data: Mapping[str, JSON], name: str) -> int:
+    """An integer member; 0 if there is none."""
+    value = data.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def text(data: Mapping[str, JSON], name: str) -> str:
+    """A text member; empty if there is none."""
+    value = data.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFacts:
+    run = run._replace(last_ms=max(run.last_ms, event.at_ms))
+    if event.kind in PROGRESS:
+        run = run._replace(grants=0)
+    match event.kind:
+        case "lease_granted":
+            return run._replace(
+                live=event.epoch,
+                newest=max(run.newest, event.epoch),
+                holder=text(data, "holder"),
+                expires_at_ms=number(data, "expires_at_ms"),
+                grants=run.grants + 1,
+            )
+        case "lease_lapsed" | "lease_released" | "lease_preempted":
+            return run._replace(live=NONE)
+        case "checkpoint_saved":
+            return run._replace(checkpoint=number(data, "number"))
+        case "run_frozen":
+            return run._replace(frozen=text(data, "reason"))
+        case "run_thawed":
+            return run._replace(frozen="", grants=0)
+        case "run_failing":
+            return run._replace(is_failing=True)
+        case "run_completed":
+            return run._replace(live=NONE, end="completed")
+        case "run_failed":
+            return run._replace(live=NONE, end="failed")
+        case _:
+            return run
+
+
+def _steps_after(
+    steps: Mapping[StepId, Facts], step: Facts | None, event: Event, data: Mapping[str, JSON]
+) -> Iterator[Facts]:
+    """The steps that an event changes, as they are after it."""
+    if event.step_id is None:
+        return
+    if event.kind == "step_fenced":
+        yield _fenced(step, event.step_id, event, data)
+    elif event.kind == "step_result":
+        yield Facts(event.step_id, "committed", epoch=event.epoch, since_seq=event.seq, settled_seq=event.seq)
+    elif step is not None:
+        yield _step_after(step, event, data)
+        target = steps.get(step.undo_of) if step.undo_of is not None else None
+        if target is not None and event.kind == "step_resolved" and text(data, "state") == "rejected":
+            yield target._replace(closed_by=None)
+
+
+def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
+    before = step or Facts(step_id, "")
+    sent = Sending(
+        len(before.attempts) + 1,
+        event.seq,
+        event.epoch,
+        event.at_ms,
+        number(data, "wall_ms"),
+        number(data, "deadline_ms"),
+        "out",
+    )
+    after = before._replace(
+        state="fenced", attempts=(*before.attempts, sent), epoch=event.epoch, since_seq=event.seq, settled_seq=0
+    )
+    if "tool" not in data:
+        return after
+    return after._replace(
+        tool=text(data, "tool"),
+        effect=text(data, "effect"),
+        call_digest=text(data, "call_digest"),
+        key=before.key or text(data, "key"),
+        contract=text(data, "contract"),
+        dedups=data.get("dedups") is True,
+        intent_seq=event.seq,
+        undo_of=StepId(text(data, "undo_of")) or None,
+    )
+
+
+def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
+    """A known step after one of its events."""
+    place = number(data, "attempt")
+    if event.kind in RECEIPTS and "attempt" in data:
+        step = step._replace(receipts=step.receipts | {event.seq})
+    match event.kind:
+        case "step_committed":
+            committed = _booked(step, place, "applied")._replace(epoch=event.epoch)
+            return _moved(committed, "committed", event.seq)
+        case "step_applied":
+            return _moved(_booked(step, place, "applied"), "applied", event.seq)
+        case "step_unsent" | "step_refused":
+            outcome = event.kind.removeprefix("step_")
+            return _moved(_booked(step, place, outcome), text(data, "state"), event.seq)
+        case "step_rejected":
+            return _moved(_all_open(step, "refused"), "rejected", event.seq)
+        case "step_doubted":
+            outcome = "lost" if text(data, "reason") == "lost" else "doubted"
+            return _moved(_booked(step, place, outcome), "in_doubt", event.seq)
+        case "step_held":
+            return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
+        case "step_resolved":
+            return _resolved(step, event, data)
+        case "step_withdrawn":
+            return _moved(step, "rejected", event.seq)
+        case "undo_begun":
+            return step._replace(closed_by=StepId(text(data, "undo")))
+        case "step_compensated":
+            return _moved(step, "compensated", event.seq)
+        case "late_receipt":
+            sent = step.attempt(place)
+            return _booked(step, place, "applied") if sent is not None and sent.state in OPEN else step
+        case _:
+            return step
+
+
+def _moved(step: Facts, state: str, seq: int) -> Facts:
+    return step._replace(state=state, since_seq=seq, settled_seq=seq if state in SETTLED else 0)
+
+
+def _booked(step: Facts, place: int, state: str) -> Facts:
+    attempts = tuple(sent._replace(state=state) if sent.number == place else sent for sent in step.attempts)
+    return step._replace(attempts=attempts)
+
+
+def _all_open(step: Facts, state: str) -> Facts:
+    attempts = tuple(sent._replace(state=state) if sent.state in OPEN else sent for sent in step.attempts)
+    return step._replace(attempts=attempts)
+
+
+def _resolved(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
+    verdict = text(data, "verdict")
+    if verdict in ("not_applied", "refused"):
+        step = _all_open(step, "not_applied")
+    if verdict == "applied":
+        step = step._replace(receipts=step.receipts | {event.seq})
+    return _moved(step, text(data, "state"), event.seq)
+
+
+def _open_after(before: Mapping[StepId, Facts], step: Facts, at_ms: int) -> Mapping[StepId, Facts]:
+    candidates = {**before, step.step_id: step}
+    return {
+        name: facts
+        for name, facts in candidates.items()
+        if facts.is_unsettled or any(True for _ in facts.on_the_wire(at_ms))
+    }

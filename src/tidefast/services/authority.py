@@ -1,0 +1,248 @@
+"""The authority's verbs, one method each, for the server and for programs that embed it.
+
+Every method answers a record or `Refused`. Mutating ones are durable when they return, renewals excepted. A caller is
+known here only by its `Right`; who may call which verb is the server's question.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+
+from tidefast.engine.engine import Engine
+from tidefast.protocol.answers import (
+    EventInfo,
+    JournalPage,
+    LeaseGrant,
+    RunCreated,
+    RunInfo,
+    StepAnswer,
+    StepInfo,
+)
+from tidefast.protocol.commands import (
+    Complete,
+    CreateRun,
+    Fail,
+    Grant,
+    Preempt,
+    Release,
+    Renew,
+    Resolve,
+    ResolveVerdict,
+    SaveCheckpoint,
+    SaveResult,
+    Thaw,
+)
+from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.records import Right
+from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Settled, Verdict
+from tidefast.services.bodies import Bodies
+from tidefast.services.gateway import Gateway
+from tidefast.services.reads import Reads
+
+JOURNAL_BYTES_MAX = 1_048_576
+CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
+
+
+class Authority:
+    """All verbs over one engine and one gateway."""
+
+    def __init__(self, engine: Engine, gateway: Gateway) -> None:
+        self.engine = engine
+        self.gateway = gateway
+        self.reads = Reads(engine)
+        self._bodies = Bodies(engine)
+
+    async def create_run(
+        self, run_id: str | None, agent: str, agent_version: str, input_json: str
+    ) -> RunCreated | Refused:
+        """A new run, or the same one if it exists with this agent and input (`run_conflict` otherwise)."""
+        name = RunId(run_id or f"r-{secrets.token_hex(8)}")
+        done = _done(await self.engine.submit(CreateRun(name, agent, agent_version, input_json)))
+        if isinstance(done, Refused):
+            return done
+        head = self.engine.head(name)
+        return RunCreated(name, "claimable" if head is None else head.state, done.was_new)
+
+    async def claim(
+        self,
+        agents: Mapping[str, Sequence[str]],
+        holder: str,
+        lease_ms: int,
+        max_runs: int,
+        wait_ms: int,
+        request_id: str,
+    ) -> Sequence[LeaseGrant]:
+        """Leases over up to `max_runs` claimable runs of these agents and versions; waits for the first one."""
+        until = self.engine.clock.now().ms + wait_ms
+        while True:
+            grants = await self._claim_now(agents, holder, lease_ms, max_runs, request_id)
+            left = until - self.engine.clock.now().ms
+            if grants or left <= 0:
+                return grants
+            await self.engine.wait_for_change(None, min(left, CLAIM_SLICE_MS))
+
+    async def _claim_now(
+        self, agents: Mapping[str, Sequence[str]], holder: str, lease_ms: int, max_runs: int, request_id: str
+    ) -> list[LeaseGrant]:
+        now_ms = self.engine.clock.now().ms
+        candidates = self.engine.store.claimable(agents, now_ms, max_runs * 2)
+        free = [run for run in candidates if not self._is_taken(run)][:max_runs]
+        asked = (self.grant(run, holder, lease_ms, f"{request_id}.{run}"[:128]) for run in free)
+        answers = await asyncio.gather(*asked)
+        return [answer for answer in answers if isinstance(answer, LeaseGrant)]
+
+    def _is_taken(self, run_id: RunId) -> bool:
+        """Whether a candidate that the store named has been granted since, though not durably yet."""
+        head = self.engine.head(run_id)
+        return head is None or head.is_live
+
+    async def grant(self, run_id: str, holder: str, lease_ms: int, request_id: str) -> LeaseGrant | Refused:
+        """The run's next epoch for this holder, with input, newest checkpoint and journal."""
+        verdict = await self.engine.submit(Grant(RunId(run_id), holder, lease_ms, request_id))
+        if isinstance(verdict, Refused):
+            return verdict
+        if not isinstance(verdict, Granted):
+            raise TypeError(f"a grant can't be answered with {verdict!r}")
+        return self._lease(RunId(run_id), verdict)
+
+    def _lease(self, run_id: RunId, granted: Granted) -> LeaseGrant:
+        head = self.engine.head(run_id)
+        if head is None:
+            raise TypeError(f"run {run_id} was granted and has no head")
+        page = self._journal(run_id, 0)
+        state = self._bodies.member(run_id, granted.checkpoint_seq, "state") if granted.checkpoint_seq else "null"
+        return LeaseGrant(
+            run_id=run_id,
+            agent=head.agent,
+            agent_version=head.agent_version,
+            epoch=granted.epoch,
+            holder=granted.holder,
+            lease_ms=granted.lease_ms,
+            expires_at_ms=granted.expires_at_ms,
+            input_json=self._bodies.member(run_id, 1, "input"),
+            checkpoint=granted.checkpoint,
+            state_json=state,
+            is_failing=granted.is_failing,
+            unsettled=head.unsettled,
+            journal=page.entries,
+            journal_next=page.next,
+        )
+
+    async def journal(self, right: Right, after: int) -> JournalPage | Refused:
+        """More of the finished steps that came with the grant."""
+        await self.engine.settled_view(right.run_id)
+        return self.engine.fence(right) or self._journal(right.run_id, after)
+
+    def _journal(self, run_id: RunId, after: int) -> JournalPage:
+        key = self.engine.run_key(run_id)
+        if key is None:
+            return JournalPage((), 0)
+        entries, following = self.engine.store.journal(key, after, JOURNAL_BYTES_MAX)
+        return JournalPage(tuple(entries), following)
+
+    async def fence(self, right: Right) -> Refused | None:
+        """The refusal that this right would meet now; for a caller whose body isn't looked at yet."""
+        return self.engine.fence(right)
+
+    async def renew(self, rights: Sequence[Right]) -> Sequence[Renewed | Refused]:
+        """Move the expiry of each lease. Not durable: losing a renewal only shortens a lease."""
+        answers: list[Renewed | Refused] = []
+        for right in rights:
+            verdict = await self.engine.submit(Renew(right))
+            answers.append(verdict if isinstance(verdict, Renewed | Refused) else _unexpected(verdict))
+        return answers
+
+    async def release(self, right: Right, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+        """Give the lease back; reason `drift` also freezes the run for a person."""
+        if reason not in ("done", "error", "held", "shutdown", "drift"):
+            return Refused("invalid", "reason", {"reason": reason})
+        return _done(await self.engine.submit(Release(right, reason, detail[:500], pause_ms)))  # type: ignore[arg-type]
+
+    async def apply(
+        self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
+    ) -> StepAnswer | Refused:
+        """One effect through the gateway, or the stored answer (see `Gateway.apply`)."""
+        return await self.gateway.apply(right, StepId(step_id), tool, args_json, wait_ms)
+
+    async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
+        """The undo of a step (see `Gateway.compensate`)."""
+        return await self.gateway.compensate(right, StepId(step_id), wait_ms)
+
+    async def save_result(self, right: Right, step_id: str, value_json: str) -> StepAnswer | Refused:
+        """Journal a local step's value; the first value stands."""
+        verdict = await self.engine.submit(SaveResult(right, StepId(step_id), value_json))
+        if isinstance(verdict, Refused):
+            return verdict
+        if not isinstance(verdict, Answer):
+            return _unexpected(verdict)
+        if verdict.replayed:
+            return self._bodies.step_answer(right.run_id, verdict)
+        return StepAnswer(right.run_id, verdict.step_id, verdict.state, verdict.epoch, verdict.key, False, value_json)
+
+    async def checkpoint(self, right: Right, number: int, state_json: str) -> Done | Refused:
+        """Store the run's state under the next number."""
+        return _done(await self.engine.submit(SaveCheckpoint(right, number, state_json)))
+
+    async def complete(
+        self, right: Right, result_json: str, asked: Collection[str], dropped: Collection[str]
+    ) -> Done | Refused:
+        """End the run with a result. `asked` names the steps that this pass answered from its journal."""
+        command = Complete(right, result_json, frozenset(map(StepId, asked)), frozenset(map(StepId, dropped)))
+        return _done(await self.engine.submit(command))
+
+    async def fail(self, right: Right, error: str) -> Done | Refused:
+        """End the run with an error, now or once nothing is unsettled (`state` says which: failed or failing)."""
+        return _done(await self.engine.submit(Fail(right, error[:2_000])))
+
+    async def preempt(self, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        """An operator ends the live epoch; the run can be claimed at once."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
+        return _done(await self.engine.submit(Preempt(RunId(run_id), by, note, expected)))
+
+    async def thaw(self, run_id: str, by: str, note: str) -> Done | Refused:
+        """An operator lets a frozen run go on."""
+        return _done(await self.engine.submit(Thaw(RunId(run_id), by, note)))
+
+    async def resolve(
+        self,
+        run_id: str,
+        step_id: str,
+        verdict: ResolveVerdict,
+        by: str,
+        note: str,
+        receipt_json: str,
+        looked_at_ms: int | None,
+        expect_attempts: int | None,
+    ) -> Settled | Refused:
+        """A person says what became of a step in doubt or held."""
+        command = Resolve(
+            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts
+        )
+        answer = await self.engine.submit(command)
+        return answer if isinstance(answer, Settled | Refused) else _unexpected(answer)
+
+    async def run(self, run_id: str) -> RunInfo | Refused:
+        return await self.reads.run(RunId(run_id))
+
+    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]:
+        return await self.reads.runs(after, limit, state)
+
+    async def events(self, run_id: str, after: int, limit: int) -> Sequence[EventInfo] | Refused:
+        return await self.reads.events(RunId(run_id), after, limit)
+
+    async def steps(self, run_id: str, after: str | None, limit: int) -> Sequence[StepInfo] | Refused:
+        return await self.reads.steps(RunId(run_id), after, limit)
+
+    async def step(self, run_id: str, step_id: str) -> StepInfo | Refused:
+        return await self.reads.step(RunId(run_id), StepId(step_id))
+
+    async def held(self) -> Sequence[StepInfo]:
+        return await self.reads.held()
+
+
+def _done(verdict: Verdict) -> Done | Refused:
+    return verdict if isinstance(verdict, Done | Refused) else _unexpected(verdict)
+
+
+def _unexpected(verdict: Verdict) -> Refused:
+    raise TypeError(f"the rules answered with {verdict!r}, which this verb does not know")

@@ -1,0 +1,292 @@
+"""The gateway: the only road to a provider.
+
+Three lines carry the product, and this is where the process may die between them:
+
+1. `Admit` is submitted; when it returns `Send`, the intent is durable and nothing has been sent.
+2. The attempt is sent. Death here, or no answer, is doubt: the next holder is judged by the stored contract.
+3. `Settle` is submitted; when it returns, the receipt is durable, and joined if the asking epoch is still live.
+
+Only then is the caller answered. The gateway never renews a lease and never shortens an attempt. A caller that hangs up
+or is cancelled doesn't cancel a call: each call runs as a task of its own and is finished and recorded.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from tidefast.engine.engine import Engine
+from tidefast.protocol.answers import StepAnswer
+from tidefast.protocol.canonical import JSON, call_digest, canonical
+from tidefast.protocol.commands import Admit, Compensate, Settle
+from tidefast.protocol.contracts import RenderError, Request, render_request, render_undo
+from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.points import Hook, Point
+from tidefast.protocol.records import Right
+from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
+from tidefast.services.bodies import Bodies
+from tidefast.services.http_sender import HttpSender
+from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
+
+RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
+WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
+
+
+class Gateway:
+    """Lets effects out under the live epoch, and answers what the books already hold."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tools: ToolBook,
+        http: HttpSender,
+        python: PythonRunner | None,
+        hook: Hook | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tools = tools
+        self._http = http
+        self._python = python
+        self._hook = hook
+        self._bodies = Bodies(engine)
+        self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
+
+    async def apply(
+        self, right: Right, step_id: StepId, tool: str, args_json: str | None, wait_ms: int
+    ) -> StepAnswer | Refused:
+        """One effect, or the stored answer. `args_json` None asks for the stored call.
+
+        Durable when it returns: the receipt of an answered step. Refusals: those of `Admit`, `in_doubt`, `step_pending`
+        (nothing left; ask again), `step_rejected`, `step_held`.
+        """
+        known = self._tools.get(tool)
+        request, problem = self._request(right.run_id, step_id, known, args_json)
+        if problem and self._engine.step(right.run_id, step_id) is None:
+            refused = Refused("invalid", "args", {"tool": tool, "step": step_id, "problem": problem})
+            return self._engine.fence(right) or refused
+        return await self._until(right.run_id, wait_ms, self._admit(right, step_id, tool, known, args_json, request))
+
+    async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
+        """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
+        await self._engine.settled_view(right.run_id)
+        asking = self._prepare_undo(right, step_id)
+        if isinstance(asking, Refused):
+            return self._engine.fence(right) or asking
+        return await self._until(right.run_id, wait_ms, asking)
+
+    async def drain(self) -> None:
+        """Wait until every call in flight is settled."""
+        while self._calls:
+            await asyncio.wait(self._calls)
+
+    async def _until(self, run_id: RunId, wait_ms: int, ask: "Asking") -> StepAnswer | Refused:
+        """Ask until there is an answer, or until the caller's patience ends."""
+        until = self._engine.clock.now().ms + wait_ms
+        while True:
+            answer = await self._once(until, ask)
+            if not isinstance(answer, Wait):
+                return answer
+            now = self._engine.clock.now().ms
+            if now >= until:
+                return Refused(answer.code, answer.reason, {"step": answer.blocking_step, "until_ms": answer.until_ms})
+            pause = min(until - now, max(answer.until_ms - now, 1), WAIT_SLICE_MS)
+            await self._engine.wait_for_change(run_id, pause)
+
+    async def _once(self, until_ms: int, ask: "Asking") -> StepAnswer | Refused | Wait:
+        """Ask once, in a task that outlives its caller."""
+        task = asyncio.create_task(ask())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        left = until_ms - self._engine.clock.now().ms
+        finished, _ = await asyncio.wait((task,), timeout=max(left, 0) / 1_000)
+        if finished:
+            return task.result()
+        return Refused("step_in_flight", "in_flight", {"retry_after_ms": RETRY_AFTER_MS})
+
+    def _admit(
+        self,
+        right: Right,
+        step_id: StepId,
+        tool: str,
+        known: Tool | None,
+        args_json: str | None,
+        request: Request | None,
+    ) -> "Asking":
+        async def ask() -> StepAnswer | Refused | Wait:
+            await self._reach("gateway.before_intent", right, step_id)
+            contract = None if known is None else known.contract
+            args = "null" if args_json is None else args_json
+            deadline = self._engine.clock.now().ms + (0 if contract is None else contract.timeout_ms)
+            command = Admit(
+                right=right,
+                step_id=step_id,
+                tool=tool,
+                args_json=args,
+                call_digest=call_digest(tool, args),
+                contract=contract,
+                request=request,
+                owner=self._engine.boot,
+                deadline_ms=deadline,
+                stored=args_json is None,
+            )
+            verdict = await self._engine.submit(command)
+            return await self._follow(right, step_id, verdict, args_json, request)
+
+        return Asking(ask)
+
+    def _request(
+        self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
+    ) -> tuple[Request | None, str]:
+        """(the HTTP request of a call, what is wrong with its arguments); both empty where nothing is to be made."""
+        if tool is None or args_json is None:
+            return None, ""
+        if tool.validator is None and tool.contract.kind != "http":
+            return None, ""
+        args = msgspec.json.decode(args_json)
+        problem = tool.problem_with(args)
+        if problem is not None or tool.contract.kind != "http":
+            return None, problem or ""
+        try:
+            return render_request(tool.contract, args, step_key(self._engine.identity.namespace, run_id, step_id)), ""
+        except RenderError as error:
+            return None, str(error)
+
+    async def _follow(
+        self, right: Right, step_id: StepId, verdict: Verdict, args_json: str | None, request: Request | None
+    ) -> StepAnswer | Refused | Wait:
+        """Do what a verdict on an admission asks for."""
+        match verdict:
+            case Send():
+                return await self._deliver(right, step_id, verdict, args_json, request)
+            case Answer():
+                return self._bodies.step_answer(right.run_id, verdict)
+            case Refused(code="step_rejected"):
+                return self._bodies.with_receipt(right.run_id, verdict)
+            case Refused() | Wait():
+                return verdict
+            case _:
+                raise TypeError(f"an admission can't be answered with {verdict!r}")
+
+    async def _deliver(
+        self, right: Right, step_id: StepId, send: Send, args_json: str | None, request: Request | None
+    ) -> StepAnswer | Refused | Wait:
+        """Send an attempt whose intent is durable, and settle it."""
+        await self._reach("gateway.after_intent", right, step_id, attempt=send.attempt)
+        outcome = await self._send(right, step_id, send, args_json, request)
+        await self._reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
+        settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
+        settled = await self._engine.submit(settle)
+        await self._reach("gateway.after_settle", right, step_id, attempt=send.attempt)
+        if not isinstance(settled, Settled):
+            raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
+        return self._tell(right, step_id, send, outcome, settled)
+
+    def _tell(
+        self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
+    ) -> StepAnswer | Refused | Wait:
+        """The caller's answer after a settle."""
+        facts: dict[str, JSON] = {"step": step_id, "attempt": send.attempt, "retry_after_ms": RETRY_AFTER_MS}
+        if settled.joined:
+            return StepAnswer(right.run_id, step_id, "committed", right.epoch, send.key, False, outcome.receipt_json)
+        match settled.state:
+            case "rejected":
+                facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
+                return Refused("step_rejected", "refused", facts)
+            case "held":
+                return Refused("step_held", outcome.reason, {**facts, "steps": [step_id]})
+            case "pending":
+                return Refused("step_pending", outcome.reason, facts)
+            case "applied" | "committed" | "compensated":
+                # Another attempt's receipt stands, or the asking epoch has ended: the books say which when asked again.
+                return Wait("step_in_flight", "settled", 0, step_id)
+            case _:
+                return Refused("in_doubt", outcome.reason, facts)
+
+    async def _send(
+        self, right: Right, step_id: StepId, send: Send, args_json: str | None, request: Request | None
+    ) -> Outcome:
+        """One attempt of the stored call; a replay reads its bytes from the log, never from the caller."""
+        contract = send.contract
+        if send.is_replay or args_json is None:
+            args_json, request = self._bodies.stored_call(right.run_id, send.intent_seq)
+        if contract.kind == "http" and request is not None:
+            name = f"{right.run_id}/{step_id}"
+            return await self._http.send(contract, request, send.deadline_ms, step=name, epoch=right.epoch)
+        if self._python is None:
+            return Outcome("unsent", reason="no_python_runner")
+        return await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
+
+    def _prepare_undo(self, right: Right, step_id: StepId) -> "Asking | Refused":
+        """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
+        target = self._engine.step(right.run_id, step_id)
+        if target is None or not target.contract or not target.receipt_seq:
+            return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
+        undo = self._engine.contract(target.contract).undo
+        if undo is None:
+            return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
+        known = self._tools.get(undo.tool)
+        args, _ = self._bodies.stored_call(right.run_id, target.intent_seq)
+        receipt = self._bodies.receipt(right.run_id, target.receipt_seq)
+        try:
+            args_json = canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt)))
+        except RenderError as error:
+            return Refused("invalid", "undo_args", {"step": step_id, "problem": str(error)})
+        undo_id = derived_id(step_id, "undo")
+        request, problem = self._request(right.run_id, undo_id, known, args_json)
+        if problem:
+            return Refused("invalid", "undo_args", {"step": step_id, "problem": problem})
+        return self._admit_undo(right, step_id, undo_id, undo.tool, known, args_json, request)
+
+    def _admit_undo(
+        self,
+        right: Right,
+        step_id: StepId,
+        undo_id: StepId,
+        tool: str,
+        known: Tool | None,
+        args_json: str,
+        request: Request | None,
+    ) -> "Asking":
+        async def ask() -> StepAnswer | Refused | Wait:
+            await self._reach("gateway.before_intent", right, undo_id)
+            contract = None if known is None else known.contract
+            deadline = self._engine.clock.now().ms + (0 if contract is None else contract.timeout_ms)
+            command = Compensate(
+                right=right,
+                step_id=step_id,
+                undo_step_id=undo_id,
+                tool=tool,
+                args_json=args_json,
+                call_digest=call_digest(tool, args_json),
+                contract=contract,
+                request=request,
+                owner=self._engine.boot,
+                deadline_ms=deadline,
+            )
+            verdict = await self._engine.submit(command)
+            return await self._follow(right, undo_id, verdict, args_json, request)
+
+        return Asking(ask)
+
+    async def _reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
+        if self._hook is not None:
+            facts: Mapping[str, str | int] = {
+                "run": right.run_id,
+                "step": step_id,
+                "epoch": right.epoch,
+                "holder": right.holder,
+                **more,
+            }
+            await self._hook(point, facts)
+
+
+class Asking:
+    """Makes one coroutine per question, so that a question can be repeated."""
+
+    def __init__(self, ask: Any) -> None:
+        self._ask = ask
+
+    def __call__(self) -> Coroutine[Any, Any, StepAnswer | Refused | Wait]:
+        coroutine: Coroutine[Any, Any, StepAnswer | Refused | Wait] = self._ask()
+        return coroutine

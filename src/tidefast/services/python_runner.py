@@ -1,0 +1,73 @@
+"""Runs python tools in this process: the embedded way, where the agent's own process is also the gateway.
+
+A tool that raises `RefusedByTool` or `NotSentByTool` has answered definitely; any other exception is doubt, because
+nobody knows how far it came. An async tool is cancelled at its deadline. A sync tool runs on a thread, which can't be
+stopped: its attempt is booked as doubted at the deadline, and what it returns later is dropped.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidefast.engine.clock import Clock
+from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest, text_json
+from tidefast.protocol.events import object_json
+from tidefast.services.tools import Outcome
+
+
+class RefusedByTool(Exception):
+    """The tool says: definitely not done, and the answer is final."""
+
+
+class NotSentByTool(Exception):
+    """The tool says: nothing has left this process."""
+
+
+class LocalRunner:
+    """Python tools by name; `takes_key` names those that receive the idempotency key as their parameter `key`."""
+
+    def __init__(self, clock: Clock, functions: Mapping[str, Callable[..., Any]], takes_key: frozenset[str]) -> None:
+        self._clock = clock
+        self._functions = functions
+        self._takes_key = takes_key
+        self._is_async = {name: inspect.iscoroutinefunction(function) for name, function in functions.items()}
+
+    async def __call__(self, tool: str, args: Mapping[str, JSON], key: str, deadline_ms: int) -> Outcome:
+        function = self._functions.get(tool)
+        if function is None:
+            return Outcome("unsent", reason="tool_gone")
+        remaining_ms = deadline_ms - self._clock.now().ms
+        if remaining_ms <= 0:
+            return Outcome("unsent", reason="deadline")
+        named = {**args, "key": key} if tool in self._takes_key else args
+        try:
+            async with asyncio.timeout(remaining_ms / 1_000):
+                if self._is_async[tool]:
+                    value = await function(**named)
+                else:
+                    value = await asyncio.to_thread(function, **named)
+            return Outcome("applied", python_receipt(value))
+        except RefusedByTool as refusal:
+            return Outcome("refused", python_receipt({"refused": str(refusal)}), "refused")
+        except NotSentByTool as error:
+            return Outcome("unsent", reason=f"not_sent: {str(error)[:200]}")
+        except TimeoutError:
+            return Outcome("doubted", reason="deadline")
+        except Exception as error:
+            return Outcome("doubted", reason=type(error).__name__)
+
+
+def python_receipt(value: JSON) -> str:
+    """The receipt of a python tool: its value as the body. A value that is not JSON counts as applied, body lost."""
+    try:
+        body, is_whole = canonical(value), "false"
+    except CanonicalError:
+        body, is_whole = text_json(f"a {type(value).__name__}, which is not a JSON value"), "true"
+    return object_json(
+        status="null",
+        content_type='"application/json"',
+        body=body,
+        digest=f'"{digest(body)}"',
+        truncated=is_whole,
+    )

@@ -1,0 +1,122 @@
+"""What people ask for: runs, logs, steps. Reads see durable rows only and change nothing."""
+
+from collections.abc import Sequence
+
+from tidefast.engine.engine import Engine
+from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.verdicts import Refused
+from tidefast.services.bodies import Bodies
+
+LIMIT_MAX = 1_000
+
+
+class Reads:
+    """Reads of one engine's store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._bodies = Bodies(engine)
+
+    async def run(self, run_id: RunId) -> RunInfo | Refused:
+        head = await self._engine.settled_view(run_id)
+        if head is None:
+            return _no_run(run_id)
+        return self._info(head, with_bodies=True)
+
+    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]:
+        heads = self._engine.store.runs(None if after is None else RunId(after), min(limit, LIMIT_MAX), state)
+        return [self._info(head, with_bodies=False) for head in heads]
+
+    async def events(self, run_id: RunId, after: int, limit: int) -> Sequence[EventInfo] | Refused:
+        key = self._engine.run_key(run_id)
+        if key is None:
+            return _no_run(run_id)
+        return [
+            EventInfo(
+                stored.event.seq,
+                stored.event.at_ms,
+                stored.event.kind,
+                stored.event.epoch,
+                stored.event.step_id,
+                stored.event.data_json,
+                stored.digest,
+            )
+            for stored in self._engine.store.load_events(key, after, min(limit, LIMIT_MAX))
+        ]
+
+    async def steps(self, run_id: RunId, after: str | None, limit: int) -> Sequence[StepInfo] | Refused:
+        key = self._engine.run_key(run_id)
+        if key is None:
+            return _no_run(run_id)
+        start = None if after is None else StepId(after)
+        return [
+            self._step_info(run_id, step, with_bodies=False)
+            for step in self._engine.store.load_steps(key, start, min(limit, LIMIT_MAX))
+        ]
+
+    async def step(self, run_id: RunId, step_id: StepId) -> StepInfo | Refused:
+        await self._engine.settled_view(run_id)
+        step = self._engine.step(run_id, step_id)
+        if step is None:
+            return Refused("not_found", "step_unknown", {"run": run_id, "step": step_id})
+        return self._step_info(run_id, step, with_bodies=True)
+
+    async def held(self) -> Sequence[StepInfo]:
+        """Every held step, with its stored call."""
+        found: list[StepInfo] = []
+        after: RunId | None = None
+        while heads := self._engine.store.runs(after, LIMIT_MAX, None):
+            for head in heads:
+                for step_id in head.held_steps:
+                    info = await self.step(head.run_id, step_id)
+                    if isinstance(info, StepInfo):
+                        found.append(info)
+            after = heads[-1].run_id
+        return found
+
+    def _info(self, head: RunHead, *, with_bodies: bool) -> RunInfo:
+        name = "result" if head.end == "completed" else "error"
+        return RunInfo(
+            run_id=head.run_id,
+            agent=head.agent,
+            agent_version=head.agent_version,
+            state=head.state,
+            epoch=head.epoch,
+            is_live=head.is_live,
+            holder=head.holder,
+            expires_at_ms=head.expires_at_ms,
+            checkpoint=head.checkpoint,
+            seq=head.seq,
+            digest=head.digest,
+            created_ms=head.created_ms,
+            frozen=head.frozen,
+            held=head.held_steps,
+            unsettled=head.unsettled,
+            input_json=self._bodies.member(head.run_id, 1, "input") if with_bodies else "null",
+            result_json=self._bodies.member(head.run_id, head.end_seq, name) if head.end and with_bodies else "null",
+        )
+
+    def _step_info(self, run_id: RunId, step: Step, *, with_bodies: bool) -> StepInfo:
+        return StepInfo(
+            run_id=run_id,
+            step_id=step.step_id,
+            kind=step.kind,
+            state=step.state,
+            tool=step.tool,
+            effect=step.effect,
+            key=step.key,
+            epoch=step.epoch,
+            reason=step.reason,
+            attempts=step.attempts,
+            undo_of=step.undo_of,
+            closed_by=step.closed_by,
+            intent_json=self._bodies.data(run_id, step.intent_seq) if with_bodies and step.intent_seq else "null",
+            receipt_json=self._bodies.data(run_id, step.receipt_seq) if with_bodies and step.receipt_seq else "null",
+            settled_seq=step.settled_seq,
+        )
+
+
+def _no_run(run_id: RunId) -> Refused:
+    return Refused("not_found", "run_unknown", {"run": run_id})
