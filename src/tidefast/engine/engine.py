@@ -20,8 +20,7 @@ import msgspec
 
 from tidefast.engine.clock import Clock
 from tidefast.protocol.commands import Command, CreateRun
-from tidefast.protocol.contracts import Contract
-from tidefast.protocol.events import Event
+from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.lease import fence, unknown_run
@@ -51,7 +50,7 @@ class RunEntry:
 class Gathering:
     """A batch and everyone who waits for it."""
 
-    done: asyncio.Future[None]
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
     entries: dict[RunId, RunEntry] = field(default_factory=dict)
 
@@ -59,7 +58,8 @@ class Gathering:
 class Engine:
     """Submits commands to the rules over one store. Built on the running event loop; `start` it, then `stop` it."""
 
-    def __init__(self, store: Store, clock: Clock, boot: str | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock, boot: str | None = None, *, inline: bool = False) -> None:
+        """With `inline`, commits run on the event loop instead of a thread: slower, and the same every time."""
         self.store = store
         self.clock = clock
         self.boot = boot or secrets.token_hex(8)
@@ -72,6 +72,7 @@ class Engine:
         self._next_key = store.run_key_max() + 1
         self._gathering: Gathering | None = None
         self._writing = False
+        self._inline = inline
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
         self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
@@ -82,16 +83,14 @@ class Engine:
         """Read the live runs into memory and start the writer."""
         for key, head in self.store.live_heads():
             self._runs[head.run_id] = RunEntry(key, head)
-        self._thread = threading.Thread(target=self._write, name="tidefast-writer", daemon=True)
-        self._thread.start()
+        if not self._inline:
+            self._thread = threading.Thread(target=self._write, name="tidefast-writer", daemon=True)
+            self._thread.start()
 
     async def stop(self) -> None:
         """Make what is gathered durable, then end the writer. The store stays open."""
         while self.failure is None and (self._gathering is not None or self._writing):
-            if self._gathering is not None:
-                await asyncio.wait([self._gathering.done])
-            else:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -101,8 +100,19 @@ class Engine:
         entry, verdict = self._judge(command)
         gathering = None if entry is None else entry.gathering
         if gathering is not None and not isinstance(verdict, Renewed):
-            await asyncio.shield(gathering.done)
+            await self._durable(gathering)
         return verdict
+
+    def _durable(self, gathering: Gathering) -> asyncio.Future[None]:
+        """A future of this caller's own, so that cancelling one caller cancels no other."""
+        waiter = self._loop.create_future()
+        gathering.waiting.append(waiter)
+        return waiter
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was submitted is durable."""
+        return self._gathering is None and not self._writing
 
     def live_runs(self) -> list[RunHead]:
         """The heads of the runs whose newest epoch no event has ended."""
@@ -128,7 +138,7 @@ class Engine:
         if entry is None:
             return None
         if entry.gathering is not None:
-            await asyncio.shield(entry.gathering.done)
+            await self._durable(entry.gathering)
         return entry.head
 
     def fence(self, right: Right) -> Refused | None:
@@ -202,10 +212,9 @@ class Engine:
         return entry.steps.get(step_id) or self.store.load_step(entry.key, step_id)
 
     def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
-        view = View(self.identity.namespace, self.identity.incarnation, self._instances)
-        if entry is None or entry.head is None:
-            return view
-        head = entry.head
+        identity, head = self.identity, None if entry is None else entry.head
+        if entry is None or head is None:
+            return View(identity.namespace, identity.incarnation, self._instances)
         if open_steps:
             ids = [step.step_id for step in head.open]
         steps: dict[StepId, Step] = {}
@@ -217,7 +226,7 @@ class Engine:
                 if step.contract:
                     contracts[step.contract] = self.contract(step.contract)
         left = self._forgotten(entry, head) if forgotten else ()
-        return View(view.namespace, view.incarnation, view.instances, head, steps, contracts, left)
+        return View(identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left)
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""
@@ -232,7 +241,7 @@ class Engine:
     def _gather(self, entry: RunEntry, view: View, decision: Decision, run_id: RunId) -> None:
         gathering = self._gathering
         if gathering is None:
-            gathering = self._gathering = Gathering(self._loop.create_future())
+            gathering = self._gathering = Gathering()
             if not self._writing:
                 self._loop.call_soon(self._hand_over)
         batch, before = gathering.batch, view.steps
@@ -247,18 +256,21 @@ class Engine:
                 entry.steps[step_id] = step
                 batch.steps[entry.key, step_id] = step
         if isinstance(decision.verdict, Send):
-            self._gather_contract(batch, decision.verdict.contract, decision.events)
+            self._gather_contract(batch, decision.verdict)
         entry.gathering = gathering
         gathering.entries[run_id] = entry
         self._runs[run_id] = entry
 
-    def _gather_contract(self, batch: Batch, contract: Contract, events: tuple[Event, ...]) -> None:
+    def _gather_contract(self, batch: Batch, send: Send) -> None:
         """A contract is stored with the first intent that names it."""
-        name = contract_name(events)
-        if name is not None and name not in self._stored_contracts:
-            self._stored_contracts.add(name)
-            self._contracts[name] = contract
-            batch.contracts[name] = contract.to_json()
+        name = send.contract_digest
+        if not name or name in self._stored_contracts:
+            return
+        if contract_digest(send.contract) != name:
+            raise InvariantViolation(f"an intent names the contract {name}, which is not the one it was judged by")
+        self._stored_contracts.add(name)
+        self._contracts[name] = send.contract
+        batch.contracts[name] = send.contract.to_json()
 
     def _new_key(self) -> int:
         key = self._next_key
@@ -271,16 +283,22 @@ class Engine:
             return
         gathering, self._gathering, self._writing = self._gathering, None, True
         gathering.batch.mark_ms = self.clock.now().wall_ms
-        self._queue.put(gathering)
+        if self._inline:
+            self._written(gathering, self._commit(gathering))
+        else:
+            self._queue.put(gathering)
+
+    def _commit(self, gathering: Gathering) -> BaseException | None:
+        try:
+            self.store.commit(gathering.batch)
+        except BaseException as error:
+            return error
+        return None
 
     def _write(self) -> None:
         """The writer thread: one batch, one commit."""
         while (gathering := self._queue.get()) is not None:
-            failure: BaseException | None = None
-            try:
-                self.store.commit(gathering.batch)
-            except BaseException as error:
-                failure = error
+            failure = self._commit(gathering)
             try:
                 self._loop.call_soon_threadsafe(self._written, gathering, failure)
             except RuntimeError:  # the loop is closed: nobody is left to be answered
@@ -297,7 +315,9 @@ class Engine:
             if entry.gathering is gathering:
                 entry.gathering = None
                 self._forget_finished(run_id, entry)
-        gathering.done.set_result(None)
+        for waiter in gathering.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
         for changed in (*gathering.entries, None) if self._waiters else ():
             for waiter in self._waiters.get(changed, ()):
                 if not waiter.done():
@@ -314,17 +334,9 @@ class Engine:
 
     def _fail(self, gathering: Gathering, failure: BaseException) -> None:
         self.failure = failure
-        for waiting in (gathering, self._gathering):
-            if waiting is not None:
-                waiting.done.set_exception(StoreUnavailable(f"the commit's outcome is unknown: {failure}"))
-                waiting.done.exception()
+        error = StoreUnavailable(f"the commit's outcome is unknown: {failure}")
+        for unfinished in (gathering, self._gathering):
+            for waiter in unfinished.waiting if unfinished is not None else ():
+                if not waiter.done():
+                    waiter.set_exception(error)
         self.on_failure(failure)
-
-
-def contract_name(events: tuple[Event, ...]) -> str | None:
-    """The digest of the contract that a new intent among these events names."""
-    for event in events:
-        if event.kind == "step_fenced":
-            name: str | None = event.data.get("contract")  # type: ignore[assignment]
-            return name
-    return None

@@ -32,7 +32,7 @@ def canonical(value: JSON) -> str:
 
 def text_json(text: str) -> str:
     """The canonical text of a string."""
-    return _encode(text)
+    return json.encoder.encode_basestring(text)
 
 
 def digest(text: str) -> str:
@@ -54,9 +54,7 @@ def _is_plain(value: JSON, depth: int) -> bool:
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
-        if -INTEGER_MAX <= value <= INTEGER_MAX:  # type: ignore[operator]
-            return True
-        raise CanonicalError(f"the integer {str(value)[:24]} is beyond 2**53 - 1; send it as a string")
+        return _is_exact(value)  # type: ignore[arg-type]
     if kind is float:
         if math.isfinite(value):  # type: ignore[arg-type]
             return False
@@ -64,18 +62,32 @@ def _is_plain(value: JSON, depth: int) -> bool:
     if depth == 0:
         raise CanonicalError(f"the value is nested deeper than {DEPTH_MAX} levels")
     if kind is dict:
-        plain = True
-        for key, member in value.items():  # type: ignore[union-attr]
-            if type(key) is not str:
-                raise CanonicalError(f"the member name {key!r} is not a string")
-            plain = _is_plain(member, depth - 1) and plain and (key.isascii() or max(key) < "\ud800")
-        return plain
+        return _is_plain_object(value, depth)  # type: ignore[arg-type]
     if kind is list or kind is tuple:
         plain = True
         for member in value:  # type: ignore[union-attr]
-            plain = _is_plain(member, depth - 1) and plain
+            if type(member) is not str:
+                plain = _is_plain(member, depth - 1) and plain
         return plain
     raise CanonicalError(f"a {kind.__name__} is not a JSON value")
+
+
+def _is_plain_object(value: Mapping[str, JSON], depth: int) -> bool:
+    plain = True
+    for key, member in value.items():
+        if type(key) is not str:
+            raise CanonicalError(f"the member name {key!r} is not a string")
+        if not key.isascii() and max(key) >= "\ud800":
+            plain = False
+        if type(member) is not str:  # the commonest member costs no call
+            plain = _is_plain(member, depth - 1) and plain
+    return plain
+
+
+def _is_exact(value: int) -> bool:
+    if -INTEGER_MAX <= value <= INTEGER_MAX:
+        return True
+    raise CanonicalError(f"the integer {str(value)[:24]} is beyond 2**53 - 1; send it as a string")
 
 
 def _spell(value: JSON) -> str:

@@ -96,6 +96,7 @@ class Admit:
     owner: str
     deadline_ms: int
     stored: bool = False
+    contract_digest: str = ""  # of `contract`, if the caller has it at hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Compensate:
     request: Request | None
     owner: str
     deadline_ms: int
+    contract_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

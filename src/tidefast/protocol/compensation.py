@@ -12,8 +12,8 @@ from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, View
-from tidefast.protocol.step import answer_known, blocked_by, fenced_event, not_running
-from tidefast.protocol.verdicts import Decision, Send
+from tidefast.protocol.step import answer_known, blocked_by, new_intent, not_running
+from tidefast.protocol.verdicts import Decision
 
 
 def compensate(view: View, command: Compensate, now: Now) -> Decision:
@@ -39,6 +39,5 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     begun_data = object_json(undo=text_json(command.undo_step_id))
     begun = record(head, now, "undo_begun", begun_data, step=command.step_id, epoch=head.epoch)
     key = step_key(view.namespace, head.run_id, command.undo_step_id)
-    fenced = fenced_event(head, command, command.contract, key, 1, True, now, after=1)
-    verdict = Send(1, key, command.contract, fenced.seq, command.deadline_ms, is_replay=False)
+    verdict, fenced = new_intent(head, command, command.contract, key, 1, now, after=1)
     return accept(head, verdict, begun, fenced)

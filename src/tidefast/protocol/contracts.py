@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
 
 
 class Undo(NamedTuple):
-    """How to reverse this tool's effect: another tool, its arguments taken from the step's own receipt and arguments."""
+    """How to reverse the effect: another tool, its arguments taken from the step's own receipt and arguments."""
 
     tool: str
     args: Mapping[str, JSON]
@@ -83,8 +83,10 @@ class Contract(NamedTuple):
 
     @property
     def origin(self) -> str:
+        if self.kind == "python":
+            return f"python:{self.tool}"
         parts = urllib.parse.urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc}" if self.kind == "http" else f"python:{self.tool}"
+        return f"{parts.scheme}://{parts.netloc}"
 
     @property
     def scope(self) -> str:

@@ -29,20 +29,24 @@ Data = Mapping[str, Any]
 def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
     """The view after this event. `run_id` is needed only where the view holds no run yet."""
     head = view.run if view.run is not None else blank(run_id or RunId(""))
-    head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
     data: Data = json.loads(event.data_json)
-    if event.step_id is None:
+    step_id = event.step_id
+    if step_id is None:
+        head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = _step_event(event.step_id, steps.get(event.step_id), event, data)
-    steps[event.step_id] = step
-    if event.kind == "step_resolved" and step.undo_of is not None and step.state == "rejected":
-        target = steps[step.undo_of]._replace(closed_by=None)
-        steps[step.undo_of] = target
-        head = head._replace(open=open_steps(head.open, target, event.at_ms))
-    head = head._replace(open=open_steps(head.open, step, event.at_ms))
-    if event.kind in _PROGRESS:
-        head = head._replace(grants_without_progress=0)
+    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    still_open = open_steps(head.open, step, event.at_ms)
+    if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
+        target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
+        still_open = open_steps(still_open, target, event.at_ms)
+    head = head._replace(
+        version=head.version + 1,
+        seq=event.seq,
+        digest=chain(head.digest, event),
+        grants_without_progress=0 if event.kind in _PROGRESS else head.grants_without_progress,
+        open=still_open,
+    )
     return view._replace(run=head, steps=steps)
 
 
@@ -118,8 +122,14 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_fenced":
             return _fenced_again(step, event, data)
         case "step_committed":
-            step = step._replace(state="committed", epoch=event.epoch, settled_seq=event.seq)
-            return _with_receipt(step, event, data) if "attempt" in data else step
+            has_receipt = "attempt" in data
+            return step._replace(
+                state="committed",
+                epoch=event.epoch,
+                settled_seq=event.seq,
+                attempts=_with_outcome(step.attempts, data, "applied") if has_receipt else step.attempts,
+                receipt_seq=event.seq if has_receipt else step.receipt_seq,
+            )
         case "step_applied":
             return _with_receipt(step._replace(state="applied"), event, data)
         case "step_unsent":
@@ -246,10 +256,12 @@ def _attempt(event: Event, data: Data) -> Attempt:
 
 def _booked(step: Step, data: Data, state: AttemptState) -> Step:
     """The step with one attempt given its outcome."""
-    place = data["attempt"] - 1
-    attempts = list(step.attempts)
-    attempts[place] = attempts[place]._replace(state=state)
-    return step._replace(attempts=tuple(attempts))
+    return step._replace(attempts=_with_outcome(step.attempts, data, state))
+
+
+def _with_outcome(attempts: tuple[Attempt, ...], data: Data, state: AttemptState) -> tuple[Attempt, ...]:
+    number = data["attempt"]
+    return (*attempts[: number - 1], attempts[number - 1]._replace(state=state), *attempts[number:])
 
 
 def _with_receipt(step: Step, event: Event, data: Data) -> Step:
@@ -274,25 +286,20 @@ def _resolved(step: Step, event: Event, data: Data) -> Step:
 
 def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[OpenStep, ...]:
     """The head's list of open steps after one of them changed."""
-    kept = tuple(
-        other
-        for other in before
-        if other.step_id != step.step_id and (other.is_unsettled or other.wire_until_ms > at_ms)
-    )
-    entry = _open_entry(step, at_ms)
-    return (*kept, entry) if entry.is_unsettled or entry.wire_until_ms > at_ms else kept
-
-
-def _open_entry(step: Step, at_ms: int) -> OpenStep:
-    on_wire = [attempt for attempt in step.attempts if attempt.state in NOT_SETTLED and attempt.deadline_ms > at_ms]
-    if step.dedups and step.state in ("applied", "committed"):
+    kept = tuple([o for o in before if o.step_id != step.step_id and (o.is_unsettled or o.wire_until_ms > at_ms)])
+    is_unsettled = step.is_unsettled
+    on_wire = [a for a in step.attempts if a.deadline_ms > at_ms and a.state in NOT_SETTLED]
+    if on_wire and step.dedups and step.state in ("applied", "committed"):
         on_wire = []  # whatever lands now lands on a key that the provider knows
-    return OpenStep(
+    if not is_unsettled and not on_wire:
+        return kept
+    entry = OpenStep(
         step_id=step.step_id,
         state=step.state,
         is_mutating=step.is_mutating,
-        is_unsettled=step.is_unsettled,
+        is_unsettled=is_unsettled,
         undo_of=step.undo_of,
-        wire_epoch=min((attempt.epoch for attempt in on_wire), default=Epoch(0)),
-        wire_until_ms=max((attempt.deadline_ms for attempt in on_wire), default=0),
+        wire_epoch=min([attempt.epoch for attempt in on_wire], default=Epoch(0)),
+        wire_until_ms=max([attempt.deadline_ms for attempt in on_wire], default=0),
     )
+    return (*kept, entry)

@@ -71,8 +71,7 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
         if blocked is not None:
             return blocked
     key = step_key(view.namespace, head.run_id, command.step_id)
-    event = fenced_event(head, command, command.contract, key, 1, True, now)
-    verdict = Send(1, key, command.contract, event.seq, command.deadline_ms, is_replay=False)
+    verdict, event = new_intent(head, command, command.contract, key, 1, now)
     return accept(head, verdict, event)
 
 
@@ -169,9 +168,7 @@ def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
     if command.contract.kind == "http" and command.request is None:
         return refuse(head, "invalid", "args", tool=command.tool, step=step.step_id)
-    number = len(step.attempts) + 1
-    event = fenced_event(head, command, command.contract, step.key, number, True, now)
-    verdict = Send(number, step.key, command.contract, event.seq, command.deadline_ms, is_replay=False)
+    verdict, event = new_intent(head, command, command.contract, step.key, len(step.attempts) + 1, now)
     return accept(head, verdict, event)
 
 
@@ -210,27 +207,21 @@ def _may_land(other: OpenStep, epoch: Epoch, now: Now) -> bool:
     return other.wire_epoch < epoch and now.ms < other.wire_until_ms
 
 
-def fenced_event(
-    head: RunHead,
-    command: Admit | Compensate,
-    contract: Contract,
-    key: str,
-    number: int,
-    older_over: bool,
-    now: Now,
-    after: int = 0,
-) -> Event:
-    """The intent: everything that every attempt will need, once."""
+def new_intent(
+    head: RunHead, command: Admit | Compensate, contract: Contract, key: str, number: int, now: Now, after: int = 0
+) -> tuple[Send, Event]:
+    """The intent: everything that every attempt will need, once. No older attempt of it can still land."""
+    name = command.contract_digest or contract_digest(contract)
     members = {
         "args": command.args_json,
         "attempt": str(number),
         "call_digest": f'"{command.call_digest}"',
-        "contract": f'"{contract_digest(contract)}"',
+        "contract": f'"{name}"',
         "deadline_ms": str(command.deadline_ms),
         "dedups": "true" if contract.dedups else "false",
         "effect": f'"{contract.effect}"',
         "key": f'"{key}"',
-        "older_over": "true" if older_over else "false",
+        "older_over": "true",
         "owner": text_json(command.owner),
         "scope": text_json(contract.scope),
         "tool": text_json(command.tool),
@@ -238,12 +229,12 @@ def fenced_event(
     }
     if command.request is not None:
         members["request"] = command.request.to_json()
+    step_id = command.step_id
     if isinstance(command, Compensate):
-        members["undo_of"] = f'"{command.step_id}"'
+        members["undo_of"] = f'"{step_id}"'
         step_id = command.undo_step_id
-    else:
-        step_id = command.step_id
-    return record(head, now, "step_fenced", object_json(**members), step=step_id, epoch=head.epoch, after=after)
+    event = record(head, now, "step_fenced", object_json(**members), step=step_id, epoch=head.epoch, after=after)
+    return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
 
 
 def lost_event(head: RunHead, step: Step, now: Now) -> Event:

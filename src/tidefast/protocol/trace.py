@@ -2,17 +2,17 @@
 
 The laws need to know, at each event, which epoch was live, what each step's attempts had come to and what was still
 open. `fold` works that out from the events alone, so that a fault in the rules can't hide itself in the check of the
-rules. It is total: whatever an altered log holds, it never raises.
+rules. It is total: whatever an altered log's data says, it never raises.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
 
-from tidefast.protocol.canonical import INTEGER_MAX, JSON
+from tidefast.protocol.canonical import INTEGER_MAX, JSON, CanonicalError, call_digest, canonical
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.events import Event, Kind
-from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.ids import Epoch, RunId, StepId, spell_key
 
 KINDS = frozenset(get_args(Kind))
 CHANGES_THE_WORLD = frozenset(("external", "workspace"))
@@ -26,11 +26,28 @@ PROGRESS = frozenset(
 )
 NONE = Epoch(0)
 
+ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
+    "create": frozenset(("run_created",)),
+    "grant": frozenset(("lease_granted",)),
+    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected")),
+    "compensate": frozenset(("step_committed", "step_applied", "step_resolved")),
+    "settle": frozenset((*OUTCOMES, "step_held", "late_receipt")),
+    "result": frozenset(("step_result",)),
+    "checkpoint": frozenset(("checkpoint_saved",)),
+    "release": frozenset(("lease_released",)),
+    "complete": frozenset(("run_completed",)),
+    "fail": frozenset(("run_failing", "run_failed")),
+    "resolve": frozenset(("step_resolved",)),
+    "preempt": frozenset(("lease_preempted",)),
+    "thaw": frozenset(("run_thawed",)),
+}
+TOLD_ITS_EPOCH = frozenset(("grant", "result", "checkpoint", "release", "complete", "fail"))
+
 
 class Ack(NamedTuple):
     """What one caller was told had been done. `seq` names the event that was said to hold it."""
 
-    verb: str  # one of the words of `laws.ACKNOWLEDGED`
+    verb: str  # one of the words of `ACKNOWLEDGED`
     epoch: Epoch
     seq: int
     step_id: StepId | None = None
@@ -51,6 +68,16 @@ class History(NamedTuple):
     head_digest: str | None = None  # from the run's head or from an anchor kept elsewhere
     head_seq: int | None = None
     counted: frozenset[str] | None = None  # the tools whose effects `applied` counts; None: all that change the world
+
+
+class Violation(NamedTuple):
+    """One breach: which law, where it shows first, and what a person needs to hear. `seq` 0: no event shows it."""
+
+    law: str
+    run_id: RunId
+    step_id: StepId | None
+    seq: int
+    why: str
 
 
 class Sending(NamedTuple):
@@ -357,3 +384,58 @@ def _open_after(before: Mapping[StepId, Facts], step: Facts, at_ms: int) -> Mapp
         for name, facts in candidates.items()
         if facts.is_unsettled or any(True for _ in facts.on_the_wire(at_ms))
     }
+
+
+def remembered(step: Facts, contract: Contract, at_ms: int, wall_ms: int) -> bool:
+    """Whether the provider surely still knows the key while one more attempt is on its way."""
+    first = next(sent for sent in step.attempts if sent.state != "unsent")
+    elapsed = max(at_ms - first.at_ms, wall_ms - first.wall_ms)
+    return elapsed + contract.timeout_ms + contract.margin_ms < contract.key_ttl_ms
+
+
+def carries(request: Mapping[str, JSON], contract: Contract, key: str) -> bool:
+    """Whether a stored request holds the key where its contract puts it."""
+    place, _, name = contract.key.partition(":")
+    try:
+        spelled = spell_key(key, contract.key_form)
+    except ValueError:
+        return False
+    if place == "header":
+        headers = request.get("headers")
+        return isinstance(headers, Mapping) and headers.get(name) == spelled
+    return place != "field" or spelled in text(request, "body")
+
+
+def digest_of_call(data: Mapping[str, JSON]) -> str:
+    """The digest of an intent's own tool and arguments; empty if they have none."""
+    try:
+        return call_digest(text(data, "tool"), canonical(data.get("args")))
+    except CanonicalError:
+        return ""
+
+
+def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
+    """Whether a refusal is one that the contract calls definite; true where the log can't tell."""
+    contract = trace.history.contracts.get(step.contract)
+    receipt = moment.data.get("receipt")
+    if contract is None or not isinstance(receipt, Mapping) or not number(receipt, "status"):
+        return True
+    is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
+    status, body = number(receipt, "status"), receipt.get("body")
+    return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
+
+
+def unsettled(moment: Moment) -> Iterator[Facts]:
+    """The mutating steps whose outcome was open just before an event."""
+    return (step for step in moment.open.values() if step.is_mutating and step.is_unsettled)
+
+
+def who_was_live(moment: Moment) -> str:
+    """Half a sentence on the epoch that was live just before an event."""
+    live = moment.run.live
+    return f"when epoch {live} was live" if live else "when no epoch was live"
+
+
+def at(trace: Trace, law: str, moment: Moment, why: str, step_id: StepId | None = None) -> Violation:
+    """A breach that shows at this event."""
+    return Violation(law, trace.history.run_id, step_id or moment.event.step_id, moment.event.seq, why)

@@ -56,6 +56,7 @@ class Send:
     intent_seq: int
     deadline_ms: int
     is_replay: bool
+    contract_digest: str = ""  # of a first intent's contract, which has to be stored with it; empty for a replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ class Gateway:
                 owner=self._engine.boot,
                 deadline_ms=deadline,
                 stored=args_json is None,
+                contract_digest="" if known is None else known.digest,
             )
             verdict = await self._engine.submit(command)
             return await self._follow(right, step_id, verdict, args_json, request)
@@ -263,6 +264,7 @@ class Gateway:
                 request=request,
                 owner=self._engine.boot,
                 deadline_ms=deadline,
+                contract_digest="" if known is None else known.digest,
             )
             verdict = await self._engine.submit(command)
             return await self._follow(right, undo_id, verdict, args_json, request)
