@@ -36,7 +36,7 @@ def save_checkpoint(view: View, command: SaveCheckpoint, now: Now) -> Decision:
     if unsettled:
         return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)
     data = object_json(number=str(command.number), state=command.state_json, state_digest=f'"{state_digest}"')
-    event = record(head, now, "checkpoint_saved", data, epoch=head.epoch)
+    event = record(head, now, "checkpoint_saved", data, epoch=command.right.epoch)
     return accept(head, Done("saved", event.seq), event)
 
 

@@ -37,7 +37,7 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     if blocked is not None:
         return blocked
     begun_data = object_json(undo=text_json(command.undo_step_id))
-    begun = record(head, now, "undo_begun", begun_data, step=command.step_id, epoch=head.epoch)
+    begun = record(head, now, "undo_begun", begun_data, step=command.step_id, epoch=command.right.epoch)
     key = step_key(view.namespace, head.run_id, command.undo_step_id)
     verdict, fenced = new_intent(head, command, command.contract, key, 1, now, after=1)
     return accept(head, verdict, begun, fenced)

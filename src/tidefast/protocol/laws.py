@@ -234,6 +234,8 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
             yield at(
                 trace, "unlogged_effect", moment, f"it was admitted while the run was frozen ({moment.run.frozen})"
             )
+        if moment.step is None and "tool" not in moment.data:
+            yield at(trace, "unlogged_effect", moment, "its first intent holds no call that could be sent again")
         due = 1 if moment.step is None else len(moment.step.attempts) + 1
         if number(moment.data, "attempt") != due:
             why = f"attempt {number(moment.data, 'attempt')} was admitted where attempt {due} was next"

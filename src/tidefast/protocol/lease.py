@@ -193,7 +193,7 @@ def release(view: View, command: Release, now: Now) -> Decision:
     data = object_json(
         reason=text_json(command.reason), detail=text_json(command.detail), not_before_ms=str(not_before)
     )
-    released = record(head, now, "lease_released", data, epoch=head.epoch)
+    released = record(head, now, "lease_released", data, epoch=command.right.epoch)
     if command.reason != "drift":
         return accept(head, Done("released", released.seq), released)
     frozen_data = object_json(reason='"drift"', detail=text_json(command.detail))

@@ -12,7 +12,7 @@ from tidefast.protocol.commands import Complete, CreateRun, Fail
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import Epoch, RunId
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
-from tidefast.protocol.records import Now, RunHead, View
+from tidefast.protocol.records import Now, Right, RunHead, View
 from tidefast.protocol.step import not_running
 from tidefast.protocol.verdicts import Decision, Done
 
@@ -74,7 +74,7 @@ def complete(view: View, command: Complete, now: Now) -> Decision:
     if head is None:
         return unknown_run(command.right.run_id)
     result_digest = digest(command.result_json)
-    if _same_end(head, command.right.epoch, "completed", result_digest):
+    if _same_end(head, command.right, "completed", result_digest):
         return accept(head, Done("completed", head.end_seq, was_new=False))
     refusal = fence(head, command.right, now) or not_running(head)
     if refusal is not None:
@@ -95,7 +95,7 @@ def complete(view: View, command: Complete, now: Now) -> Decision:
         result=command.result_json,
         result_digest=f'"{result_digest}"',
     )
-    event = record(head, now, "run_completed", data, epoch=head.epoch)
+    event = record(head, now, "run_completed", data, epoch=command.right.epoch)
     return accept(head, Done("completed", event.seq), event)
 
 
@@ -104,7 +104,7 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     if head is None:
         return unknown_run(command.right.run_id)
     error_digest = digest(command.error)
-    if _same_end(head, command.right.epoch, "failed", error_digest):
+    if _same_end(head, command.right, "failed", error_digest):
         return accept(head, Done("failed", head.end_seq, was_new=False))
     refusal = fence(head, command.right, now) or not_running(head)
     if refusal is not None:
@@ -115,16 +115,16 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     if waiting:
         if head.is_failing:
             return refuse(head, "unsettled_effects", "unsettled", steps=list(waiting))
-        failing = record(head, now, "run_failing", data, epoch=head.epoch)
+        failing = record(head, now, "run_failing", data, epoch=command.right.epoch)
         return accept(head, Done("failing", failing.seq), failing)
     events = [
-        record(head, now, "step_withdrawn", "{}", step=step, epoch=head.epoch, after=place)
+        record(head, now, "step_withdrawn", "{}", step=step, epoch=command.right.epoch, after=place)
         for place, step in enumerate(withdrawn)
     ]
-    failed = record(head, now, "run_failed", data, epoch=head.epoch, after=len(events))
+    failed = record(head, now, "run_failed", data, epoch=command.right.epoch, after=len(events))
     return accept(head, Done("failed", failed.seq), *events, failed)
 
 
-def _same_end(head: RunHead, epoch: Epoch, end: str, end_digest: str) -> bool:
+def _same_end(head: RunHead, right: Right, end: str, end_digest: str) -> bool:
     """Whether this very verb, with this body, is what ended the run (law 17)."""
-    return (head.end, head.epoch, head.end_digest) == (end, epoch, end_digest)
+    return (head.end, head.epoch, head.holder, head.end_digest) == (end, right.epoch, right.holder, end_digest)

@@ -83,7 +83,7 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
         case "committed" | "compensated":
             return accept(head, answer(step))
         case "applied":
-            return join(head, step, now)
+            return join(head, step, command.right.epoch, now)
         case "rejected":
             return refuse(head, "step_rejected", step.reason, step=step.step_id, receipt_seq=step.receipt_seq)
         case "held":
@@ -101,10 +101,10 @@ def answer(step: Step) -> Answer:
     return Answer(step.step_id, step.state, step.epoch, step.key, step.receipt_seq, True, step.closed_by)
 
 
-def join(head: RunHead, step: Step, now: Now) -> Decision:
+def join(head: RunHead, step: Step, epoch: Epoch, now: Now) -> Decision:
     """A live holder asks for an applied step: it is committed with the receipt that is already there."""
-    events = committing(head, step, head.epoch, object_json(receipt_seq=str(step.receipt_seq)), now)
-    verdict = Answer(step.step_id, "committed", head.epoch, step.key, step.receipt_seq, replayed=True)
+    events = committing(head, step, epoch, object_json(receipt_seq=str(step.receipt_seq)), now)
+    verdict = Answer(step.step_id, "committed", epoch, step.key, step.receipt_seq, replayed=True)
     return accept(head, verdict, *events)
 
 
@@ -132,7 +132,7 @@ def _ask_in_doubt(
     stored = view.contracts[step.contract]
     verb, reason = judge(step, stored, command.contract, now)
     if verb == "hold":
-        return _hold(head, step, reason, now, *before)
+        return _hold(head, step, reason, command.right.epoch, now, *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -149,16 +149,20 @@ def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compens
     stored = view.contracts[step.contract]
     changed = scope_change(stored, command.contract)
     if isinstance(command, Admit) and command.stored:
-        return _hold(head, step, changed, now) if changed else _send_again(head, step, stored, command, now)
+        return (
+            _hold(head, step, changed, command.right.epoch, now)
+            if changed
+            else _send_again(head, step, stored, command, now)
+        )
     if changed or step.call_digest != command.call_digest:
         return _restate(head, step, command, now)
     return _send_again(head, step, stored, command, now)
 
 
-def _hold(head: RunHead, step: Step, reason: str, now: Now, *before: Event) -> Decision:
+def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
     """Nothing may be done automatically: a person is asked."""
     data = object_json(attempts=str(len(step.attempts)), reason=text_json(reason))
-    held = record(head, now, "step_held", data, step=step.step_id, epoch=head.epoch, after=len(before))
+    held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
     facts: dict[str, JSON] = {"steps": [step.step_id]}
     return accept(head, Refused("step_held", reason, facts), *before, held)
 
@@ -186,7 +190,7 @@ def _send_again(
         owner=text_json(command.owner),
         wall_ms=str(now.wall_ms),
     )
-    event = record(head, now, "step_fenced", data, step=step.step_id, epoch=head.epoch, after=len(before))
+    event = record(head, now, "step_fenced", data, step=step.step_id, epoch=command.right.epoch, after=len(before))
     verdict = Send(number, step.key, stored, step.intent_seq, command.deadline_ms, is_replay=True)
     return accept(head, verdict, *before, event)
 
@@ -233,7 +237,9 @@ def new_intent(
     if isinstance(command, Compensate):
         members["undo_of"] = f'"{step_id}"'
         step_id = command.undo_step_id
-    event = record(head, now, "step_fenced", object_json(**members), step=step_id, epoch=head.epoch, after=after)
+    event = record(
+        head, now, "step_fenced", object_json(**members), step=step_id, epoch=command.right.epoch, after=after
+    )
     return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
 
 
@@ -297,7 +303,7 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         return accept(head, _standing(step), late)
     if head.is_live and attempt.epoch == head.epoch:
-        events = committing(head, step, head.epoch, data, now)
+        events = committing(head, step, attempt.epoch, data, now)
         return accept(head, Settled("committed", joined=True), *events)
     applied = record(head, now, "step_applied", data, step=step.step_id, epoch=attempt.epoch)
     return accept(head, Settled("applied", joined=False), applied)
@@ -368,6 +374,6 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         return accept(head, answer(step))
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
-    data = object_json(value=command.value_json)
-    event = record(head, now, "step_result", data, step=command.step_id, epoch=head.epoch)
-    return accept(head, Answer(command.step_id, "committed", head.epoch, "", event.seq, replayed=False), event)
+    data, epoch = object_json(value=command.value_json), command.right.epoch
+    event = record(head, now, "step_result", data, step=command.step_id, epoch=epoch)
+    return accept(head, Answer(command.step_id, "committed", epoch, "", event.seq, replayed=False), event)

@@ -407,11 +407,11 @@ def carries(request: Mapping[str, JSON], contract: Contract, key: str) -> bool:
 
 
 def digest_of_call(data: Mapping[str, JSON]) -> str:
-    """The digest of an intent's own tool and arguments; empty if they have none."""
+    """The digest of an intent's own tool and arguments; a word that is no digest if they have none."""
     try:
         return call_digest(text(data, "tool"), canonical(data.get("args")))
     except CanonicalError:
-        return ""
+        return "none"
 
 
 def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
