@@ -28,8 +28,7 @@ check: $(STAMP)  ## lint, format, types, imports between rooms, branch coverage 
 	@echo "check: ruff check"
 	@$(BIN)/ruff check --quiet .
 	@echo "check: ruff format"
-	@$(BIN)/ruff format --check --quiet . || { echo "not formatted; run: $(BIN)/ruff format ."; \
-	  $(BIN)/ruff format --check . ; exit 1; }
+	@$(BIN)/ruff format --check --quiet . || { echo "check: not formatted; run $(BIN)/ruff format ."; exit 1; }
 	@echo "check: mypy --strict on src"
 	@$(BIN)/mypy
 	@echo "check: imports between rooms"

@@ -6,4 +6,34 @@ effect out only under the live epoch, under a key that never changes, with its i
 The names that agent code needs are here; everything else is reached through its room.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tidefast.sdk.app import App as App
+    from tidefast.sdk.errors import Error as Error
+    from tidefast.sdk.errors import Fail as Fail
+    from tidefast.sdk.errors import Misuse as Misuse
+    from tidefast.sdk.errors import NotSent as NotSent
+    from tidefast.sdk.errors import Preempted as Preempted
+    from tidefast.sdk.errors import Refused as Refused
+    from tidefast.sdk.errors import Rejected as Rejected
+    from tidefast.sdk.errors import Unavailable as Unavailable
+    from tidefast.sdk.run import Run as Run
+    from tidefast.sdk.worker import Worker as Worker
+
+_ERRORS = ("Error", "Fail", "Misuse", "NotSent", "Preempted", "Refused", "Rejected", "Unavailable")
+_HOMES = {"App": "app", "Run": "run", "Worker": "worker", **dict.fromkeys(_ERRORS, "errors")}
+__all__ = ["App", "Run", "Worker", *_ERRORS]
+
+
+def __getattr__(name: str) -> object:
+    """A public name, imported when it is first used, so that importing one room doesn't load another."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tidefast' has no attribute {name!r}")
+    value: object = getattr(import_module(f"tidefast.sdk.{home}"), name)
+    globals()[name] = value
+    return value

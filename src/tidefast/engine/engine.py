@@ -141,11 +141,14 @@ class Engine:
             await self._durable(entry.gathering)
         return entry.head
 
-    def fence(self, right: Right) -> Refused | None:
-        """The refusal that this right would meet now, None if its epoch is live; for callers whose body is no use."""
+    async def fence(self, right: Right) -> Refused | None:
+        """The refusal that this right would meet now, durable like any other; None if its epoch is live."""
         head = self.head(right.run_id)
-        refusal = unknown_run(right.run_id) if head is None else fence(head, right, self.clock.now())
-        return refusal.verdict if refusal is not None and isinstance(refusal.verdict, Refused) else None
+        decision = unknown_run(right.run_id) if head is None else fence(head, right, self.clock.now())
+        if decision is None or not isinstance(decision.verdict, Refused):
+            return None
+        await self.settled_view(right.run_id)
+        return decision.verdict
 
     def contract(self, digest: str) -> Contract:
         """The contract that an intent named. Raises `InvariantViolation` if the store has lost it."""

@@ -19,6 +19,7 @@ DEPTH_MAX = 32
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
 ).encode
+_quote = json.encoder.encode_basestring
 
 
 class CanonicalError(ValueError):
@@ -32,7 +33,7 @@ def canonical(value: JSON) -> str:
 
 def text_json(text: str) -> str:
     """The canonical text of a string."""
-    return json.encoder.encode_basestring(text)
+    return _quote(text)
 
 
 def digest(text: str) -> str:
@@ -106,6 +107,8 @@ def _number(value: float) -> str:
     """A double as ECMAScript's Number::toString prints it (ECMA-262, 6.1.6.1.20), which RFC 8785 asks for."""
     if value == 0:
         return "0"
+    if INTEGER_MAX < abs(value) < 1e21:  # would be spelled as an integer, which no reader may take for exact
+        raise CanonicalError(f"the number {value!r} is beyond 2**53 - 1; send it as a string")
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
     text, point = "".join(map(str, digits)), len(digits) + int(exponent)
     if len(text) <= point <= 21:

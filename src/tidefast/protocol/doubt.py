@@ -58,7 +58,7 @@ def window_open(step: Step, contract: Contract, now: Now) -> bool:
     return elapsed + room < contract.key_ttl_ms
 
 
-def older_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
+def other_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
     """The other attempts of the step that may still have had an effect."""
     return tuple(
         other for other in step.attempts if other.number != attempt.number and other.state in ("out", "doubted", "lost")
@@ -66,12 +66,14 @@ def older_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
 
 
 def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now: Now) -> bool:
-    """Whether a refused replay proves that no older attempt applied (law 9).
+    """Whether a refused replay proves that no other attempt applied (law 9).
 
-    Had one applied, a provider that dedups and still remembers the key would have answered with it; and none can
-    apply later, because each one's deadline had passed when this attempt was admitted.
+    Had an older one applied, a provider that dedups and still remembers the key would have answered with it; and none
+    can apply later, because each one's deadline had passed when this attempt was admitted. Of a newer attempt a refusal
+    says nothing.
     """
-    return contract.dedups and attempt.older_over and window_open(step, contract, now)
+    is_newest = all(other.number < attempt.number for other in other_doubt(step, attempt))
+    return is_newest and contract.dedups and attempt.older_over and window_open(step, contract, now)
 
 
 REPLAY_LATER = frozenset(

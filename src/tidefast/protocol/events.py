@@ -44,8 +44,8 @@ Kind = Literal[
 CHAIN_START = "0" * 64  # the digest before a run's first event
 
 
-class Event(NamedTuple):
-    """One fact of one run. `seq` is dense from 1; `at_ms` is the authority's clock when it was decided."""
+class EventFields(NamedTuple):
+    """What an event is made of, and what two events are compared by."""
 
     seq: int
     at_ms: int
@@ -53,6 +53,16 @@ class Event(NamedTuple):
     epoch: Epoch  # the epoch in whose name it happened; 0 for an event that needs none
     step_id: StepId | None
     data_json: str
+
+
+class Event(EventFields):
+    """One fact of one run. `seq` is dense from 1; `at_ms` is the authority's clock when it was decided.
+
+    `known` may hold members of `data` that the rule which made the event had at hand, so that `evolve` needn't decode
+    what was encoded a moment before. It is a hint: never compared, never stored, and absent from an event read back.
+    """
+
+    known: Mapping[str, JSON] | None = None
 
     @property
     def data(self) -> Mapping[str, JSON]:

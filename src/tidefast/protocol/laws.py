@@ -285,9 +285,7 @@ def lost_fact(trace: Trace) -> Iterator[Violation]:
     here; the provider's count (law 1) and what the caller was told (law 17) can miss it.
     """
     for moment in trace.of(*sorted(OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced"})):
-        if moment.step is None:
-            continue
-        why = _moves_a_fact(trace, moment, moment.step)
+        why = "" if moment.step is None else _moves_a_fact(trace, moment, moment.step)
         if why:
             yield at(trace, "lost_fact", moment, why)
 
@@ -343,20 +341,23 @@ def doubt_as_failure(trace: Trace) -> Iterator[Violation]:
                 "its answer was booked as a refusal, but the contract lists none such",
             )
         gives_up = kind in ("step_rejected", "step_withdrawn") or text(moment.data, "state") == "pending"
-        doubts = [] if step.state == "pending" else list(step.open_attempts(number(moment.data, "attempt")))
-        if gives_up and doubts and not (sent is not None and _settles(trace, moment, step, sent, doubts)):
-            why = f"it was booked as without effect though attempt {doubts[0].number} may have had one"
+        doubts = () if step.state == "pending" else step.open_attempts(number(moment.data, "attempt"))
+        left = next((doubt for doubt in doubts if not _settles(trace, moment, step, sent, doubt)), None)
+        if gives_up and left is not None:
+            why = f"it was booked as without effect though attempt {left.number} may have had one"
             yield at(trace, "doubt_as_failure", moment, why)
 
 
-def _settles(trace: Trace, moment: Moment, step: Facts, sent: Sending, doubts: list[Sending]) -> bool:
-    """Whether a refused replay proves that none of the doubted attempts applied."""
+def _settles(trace: Trace, moment: Moment, step: Facts, sent: Sending | None, doubt: Sending) -> bool:
+    """Whether a refused replay proves that an older attempt did not apply."""
     contract = trace.history.contracts.get(step.contract)
-    if moment.event.kind == "step_unsent" or not (step.dedups if contract is None else contract.dedups):
+    if sent is None or moment.event.kind == "step_unsent":
+        return False
+    if not (step.dedups if contract is None else contract.dedups):
         return False
     if contract is not None and not remembered(step, contract, moment.event.at_ms, 0):
         return False
-    return all(doubt.number < sent.number and doubt.deadline_ms <= sent.at_ms for doubt in doubts)
+    return doubt.number < sent.number and doubt.deadline_ms <= sent.at_ms
 
 
 def orphan(trace: Trace) -> Iterator[Violation]:

@@ -7,6 +7,8 @@ when its lease ended; nothing is booked against it. See Burrows, "The Chubby loc
 and Gray and Cheriton, "Leases" (SOSP 1989).
 """
 
+from collections.abc import Mapping
+
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Thaw
 from tidefast.protocol.events import Event, Kind, object_json
@@ -43,9 +45,13 @@ def record(
     step: StepId | None = None,
     epoch: int = 0,
     after: int = 0,
+    known: Mapping[str, JSON] | None = None,
 ) -> Event:
     """The next event of a run; `after` counts the events that the same decision has before it."""
-    return Event(head.seq + 1 + after, now.ms, kind, Epoch(epoch), step, data_json)
+    event = Event(head.seq + 1 + after, now.ms, kind, Epoch(epoch), step, data_json)
+    if known is not None:
+        event.known = known
+    return event
 
 
 def accept(head: RunHead, verdict: object, *events: Event) -> Decision:

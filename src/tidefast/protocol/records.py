@@ -138,11 +138,15 @@ class RunHead(NamedTuple):
     grants_without_progress: int
     not_before_ms: int
     frozen: str  # reason, empty when not frozen
-    is_failing: bool
+    failing_seq: int  # the event that set the run failing and holds its error; 0 if none did
     end: RunEnd
     end_seq: int
     end_digest: str  # of the result or the error, so that the verb that ended the run can be answered again
     open: tuple[OpenStep, ...]
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failing_seq > 0
 
     @property
     def held_steps(self) -> tuple[StepId, ...]:

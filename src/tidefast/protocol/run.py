@@ -43,7 +43,7 @@ def blank(run_id: RunId) -> RunHead:
         grants_without_progress=0,
         not_before_ms=0,
         frozen="",
-        is_failing=False,
+        failing_seq=0,
         end="",
         end_seq=0,
         end_digest="",

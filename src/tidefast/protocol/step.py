@@ -9,10 +9,12 @@ an older epoch may still land, no other mutating step of the run is admitted (7)
 joined by the next holder instead of calling again (8); one that contradicts the books freezes the run.
 """
 
+from collections.abc import Mapping
+
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
 from tidefast.protocol.contracts import Contract, contract_digest
-from tidefast.protocol.doubt import judge, older_doubt, refusal_settles_older, scope_change
+from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import Epoch, StepId, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
@@ -108,9 +110,11 @@ def join(head: RunHead, step: Step, epoch: Epoch, now: Now) -> Decision:
     return accept(head, verdict, *events)
 
 
-def committing(head: RunHead, step: Step, epoch: Epoch, data: str, now: Now) -> tuple[Event, ...]:
+def committing(
+    head: RunHead, step: Step, epoch: Epoch, data: str, now: Now, known: Mapping[str, JSON] | None = None
+) -> tuple[Event, ...]:
     """The event that commits a step, and with an undo the one that compensates its target in the same transaction."""
-    committed = record(head, now, "step_committed", data, step=step.step_id, epoch=epoch)
+    committed = record(head, now, "step_committed", data, step=step.step_id, epoch=epoch, known=known)
     if step.undo_of is None:
         return (committed,)
     undone = object_json(undo=text_json(step.step_id))
@@ -216,30 +220,33 @@ def new_intent(
 ) -> tuple[Send, Event]:
     """The intent: everything that every attempt will need, once. No older attempt of it can still land."""
     name = command.contract_digest or contract_digest(contract)
-    members = {
-        "args": command.args_json,
-        "attempt": str(number),
-        "call_digest": f'"{command.call_digest}"',
-        "contract": f'"{name}"',
-        "deadline_ms": str(command.deadline_ms),
-        "dedups": "true" if contract.dedups else "false",
-        "effect": f'"{contract.effect}"',
-        "key": f'"{key}"',
-        "older_over": "true",
-        "owner": text_json(command.owner),
-        "scope": text_json(contract.scope),
-        "tool": text_json(command.tool),
-        "wall_ms": str(now.wall_ms),
-    }
-    if command.request is not None:
-        members["request"] = command.request.to_json()
-    step_id = command.step_id
+    step_id, undo_of = command.step_id, None
     if isinstance(command, Compensate):
-        members["undo_of"] = f'"{step_id}"'
-        step_id = command.undo_step_id
-    event = record(
-        head, now, "step_fenced", object_json(**members), step=step_id, epoch=command.right.epoch, after=after
+        step_id, undo_of = command.undo_step_id, command.step_id
+    known: dict[str, JSON] = {
+        "attempt": number,
+        "call_digest": command.call_digest,
+        "contract": name,
+        "deadline_ms": command.deadline_ms,
+        "dedups": contract.dedups,
+        "effect": contract.effect,
+        "key": key,
+        "older_over": True,
+        "owner": command.owner,
+        "scope": contract.scope,
+        "tool": command.tool,
+        "undo_of": undo_of,
+        "wall_ms": now.wall_ms,
+    }
+    request = "null" if command.request is None else command.request.to_json()
+    data = (  # in the order of the names, so that this is the canonical text
+        f'{{"args":{command.args_json},"attempt":{number},"call_digest":"{command.call_digest}","contract":"{name}",'
+        f'"deadline_ms":{command.deadline_ms},"dedups":{"true" if contract.dedups else "false"},'
+        f'"effect":"{contract.effect}","key":"{key}","older_over":true,"owner":{text_json(command.owner)},'
+        f'"request":{request},"scope":{text_json(contract.scope)},"tool":{text_json(command.tool)},'
+        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}}}'
     )
+    event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
     return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
 
 
@@ -303,7 +310,7 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         return accept(head, _standing(step), late)
     if head.is_live and attempt.epoch == head.epoch:
-        events = committing(head, step, attempt.epoch, data, now)
+        events = committing(head, step, attempt.epoch, data, now, {"attempt": attempt.number})
         return accept(head, Settled("committed", joined=True), *events)
     applied = record(head, now, "step_applied", data, step=step.step_id, epoch=attempt.epoch)
     return accept(head, Settled("applied", joined=False), applied)
@@ -311,8 +318,8 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
 
 def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
     contract = view.contracts[step.contract]
-    if older_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
-        return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step))
+    if other_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
+        return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
     if tries < contract.retries and not contract.stored_failures:
         return _settled(head, step, attempt, "step_refused", command, now, "pending")
@@ -341,11 +348,13 @@ def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle
 
 
 def _after_harmless(step: Step, attempt: Attempt, otherwise: str) -> str:
-    return _doubtful(step) if older_doubt(step, attempt) else otherwise
+    return _doubtful(step, attempt) if other_doubt(step, attempt) else otherwise
 
 
-def _doubtful(step: Step) -> str:
-    return "held" if step.state == "held" else "in_doubt"
+def _doubtful(step: Step, attempt: Attempt) -> str:
+    """Where a step stands after a harmless outcome of one attempt, while another may still have had an effect."""
+    is_newest = attempt.number == len(step.attempts)
+    return "in_doubt" if is_newest and step.state == "fenced" else step.state
 
 
 def _settled(head: RunHead, step: Step, attempt: Attempt, kind: str, command: Settle, now: Now, state: str) -> Decision:

@@ -131,7 +131,7 @@ class Authority:
     async def journal(self, right: Right, after: int) -> JournalPage | Refused:
         """More of the finished steps that came with the grant."""
         await self.engine.settled_view(right.run_id)
-        return self.engine.fence(right) or self._journal(right.run_id, after)
+        return await self.engine.fence(right) or self._journal(right.run_id, after)
 
     def _journal(self, run_id: RunId, after: int) -> JournalPage:
         key = self.engine.run_key(run_id)
@@ -142,7 +142,7 @@ class Authority:
 
     async def fence(self, right: Right) -> Refused | None:
         """The refusal that this right would meet now; for a caller whose body isn't looked at yet."""
-        return self.engine.fence(right)
+        return await self.engine.fence(right)
 
     async def renew(self, rights: Sequence[Right]) -> Sequence[Renewed | Refused]:
         """Move the expiry of each lease. Not durable: losing a renewal only shortens a lease."""

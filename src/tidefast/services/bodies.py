@@ -38,8 +38,7 @@ class Bodies:
     def stored_call(self, run_id: RunId, intent_seq: int) -> tuple[str, Request | None]:
         """(arguments, HTTP request) of an intent, byte for byte as they were stored."""
         members = _members.decode(self.data(run_id, intent_seq))
-        request = members.get("request")
-        fields: Mapping[str, object] | None = None if request is None else msgspec.json.decode(request)
+        fields: Mapping[str, object] | None = msgspec.json.decode(members["request"])
         return bytes(members["args"]).decode(), None if fields is None else Request(**fields)  # type: ignore[arg-type]
 
     def receipt(self, run_id: RunId, receipt_seq: int) -> str:

@@ -60,11 +60,14 @@ class Gateway:
         Durable when it returns: the receipt of an answered step. Refusals: those of `Admit`, `in_doubt`, `step_pending`
         (nothing left; ask again), `step_rejected`, `step_held`.
         """
+        if args_json is None:
+            stored = self._engine.step(right.run_id, step_id)
+            tool = tool if stored is None else stored.tool
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
         if problem and self._engine.step(right.run_id, step_id) is None:
             refused = Refused("invalid", "args", {"tool": tool, "step": step_id, "problem": problem})
-            return self._engine.fence(right) or refused
+            return await self._engine.fence(right) or refused
         return await self._until(right.run_id, wait_ms, self._admit(right, step_id, tool, known, args_json, request))
 
     async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
@@ -72,7 +75,7 @@ class Gateway:
         await self._engine.settled_view(right.run_id)
         asking = self._prepare_undo(right, step_id)
         if isinstance(asking, Refused):
-            return self._engine.fence(right) or asking
+            return await self._engine.fence(right) or asking
         return await self._until(right.run_id, wait_ms, asking)
 
     async def drain(self) -> None:

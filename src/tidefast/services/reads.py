@@ -77,7 +77,9 @@ class Reads:
         return found
 
     def _info(self, head: RunHead, *, with_bodies: bool) -> RunInfo:
-        name = "result" if head.end == "completed" else "error"
+        end_seq, name = (
+            (head.end_seq, "result") if head.end == "completed" else (head.failing_seq or head.end_seq, "error")
+        )
         return RunInfo(
             run_id=head.run_id,
             agent=head.agent,
@@ -95,7 +97,7 @@ class Reads:
             held=head.held_steps,
             unsettled=head.unsettled,
             input_json=self._bodies.member(head.run_id, 1, "input") if with_bodies else "null",
-            result_json=self._bodies.member(head.run_id, head.end_seq, name) if head.end and with_bodies else "null",
+            result_json=self._bodies.member(head.run_id, end_seq, name) if head.end and with_bodies else "null",
         )
 
     def _step_info(self, run_id: RunId, step: Step, *, with_bodies: bool) -> StepInfo:

@@ -15,6 +15,8 @@ from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import RunHead, Step
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
+JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
+MARK_STEP_MS = 1_000  # the mark is written when it has moved by this, not with each batch
 
 
 class StoreError(Exception):
@@ -62,6 +64,11 @@ class Batch:
         return not (self.events or self.heads)
 
 
+def utf8_length(text: str) -> int:
+    """How many bytes a text takes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 class Store(Protocol):
     """Blocking. Reads may be called from the engine's thread, `commit` from one writer thread at a time."""
 
@@ -98,14 +105,18 @@ class Store(Protocol):
         """Finished steps with settled_seq > `after`, in order of settling, and where to go on (0: that was all).
 
         Finished: committed, rejected, compensated. `data_json` is the data of the event at the step's receipt_seq
-        (`{}` if it has none). At least one entry is given even if it alone is larger than `bytes_max`.
+        (`{}` if it has none). An entry counts as its data and `JOURNAL_ENTRY_BYTES`; at least one is given even if it
+        alone is larger than `bytes_max`.
         """
 
     def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
-        """Candidates for a claim, oldest first: not live, not ended, not frozen, not held, past `not_before_ms`."""
+        """Candidates for a claim, oldest first: not live, not ended, not frozen, not held, past `not_before_ms`.
+
+        `agents` names the agents and for each its versions; no versions means any.
+        """
 
     def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
-        """Heads in order of creation, after the run named; of one state if given. `state` is `RunHead.state`."""
+        """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

@@ -1,0 +1,126 @@
+"""Commands that decide: `resolve`, `preempt`, `thaw`. Each one is written into the run's log with its reason.
+
+They expect what the operator saw: a step that has had another attempt, or a run that has had another epoch since, is
+refused as `moved` instead of being decided on old evidence.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tidefast.cli import show as out
+from tidefast.cli.desk import must, writing
+from tidefast.cli.options import DEFAULT_STORE, AsJson, OperatorKey, StoreName, Url, checked_id, json_text
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.verdicts import Done, Settled
+from tidefast.wire.answers import spell
+
+VERDICT = Literal["applied", "not_applied", "refused", "compensated"]
+Note = Annotated[str, Parameter(help="Why; it stands in the log for good.")]
+
+
+def resolve(
+    run: str,
+    step: str,
+    verdict: VERDICT,
+    /,
+    *,
+    note: Note,
+    receipt: Annotated[str, Parameter(help="What the provider says about it, as JSON or @FILE.")] = "null",
+    expect_attempts: Annotated[
+        int | None, Parameter(help="How many attempts the step had when you looked; by default as many as now.")
+    ] = None,
+    url: Url = None,
+    store: StoreName = DEFAULT_STORE,
+    operator_key: OperatorKey = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say what became of a step in doubt or held: applied, not_applied, refused or compensated.
+
+    Look at the provider first. `not_applied` lets the step be sent again; `refused` settles it for good, as never done.
+    """
+    names = (checked_id(run, "RUN"), checked_id(step, "STEP", derived=True))
+    receipt_json = json_text(receipt, "--receipt")
+    settled = asyncio.run(_resolve(names, verdict, note, receipt_json, expect_attempts, url, store, operator_key))
+    if as_json:
+        out.document(spell(settled))
+    else:
+        out.line(f"step {step} of run {run} is now ", (settled.state, out.STYLES.get(settled.state, "bold")))
+    return 0
+
+
+async def _resolve(
+    names: tuple[str, str],
+    verdict: VERDICT,
+    note: str,
+    receipt_json: str,
+    expect_attempts: int | None,
+    url: str | None,
+    store: str,
+    operator_key: Path | None,
+) -> Settled:
+    run, step = names
+    async with writing(url, store, operator_key) as desk:
+        if expect_attempts is None:
+            expect_attempts = len(must(await desk.step(RunId(run), StepId(step))).attempts)
+        return must(await desk.resolve(run, step, verdict, note, receipt_json, None, expect_attempts))
+
+
+def preempt(
+    run: str,
+    /,
+    *,
+    note: Note = "",
+    expect_epoch: Annotated[
+        int | None, Parameter(help="The epoch that you saw; by default the one that is live now.")
+    ] = None,
+    url: Url = None,
+    store: StoreName = DEFAULT_STORE,
+    operator_key: OperatorKey = None,
+    as_json: AsJson = False,
+) -> int:
+    """End a run's lease. Its holder is told at its next call, its effects are kept, and others may claim the run."""
+    done = asyncio.run(_preempt(checked_id(run, "RUN"), note, expect_epoch, url, store, operator_key))
+    _tell(run, done, as_json)
+    return 0
+
+
+async def _preempt(
+    run: str, note: str, expect_epoch: int | None, url: str | None, store: str, operator_key: Path | None
+) -> Done:
+    async with writing(url, store, operator_key) as desk:
+        if expect_epoch is None:
+            expect_epoch = must(await desk.run(RunId(run))).epoch or None
+        return must(await desk.preempt(run, note, expect_epoch))
+
+
+def thaw(
+    run: str,
+    /,
+    *,
+    note: Note = "",
+    url: Url = None,
+    store: StoreName = DEFAULT_STORE,
+    operator_key: OperatorKey = None,
+    as_json: AsJson = False,
+) -> int:
+    """Let a frozen run go on. Its count of grants without progress starts anew."""
+    done = asyncio.run(_thaw(checked_id(run, "RUN"), note, url, store, operator_key))
+    _tell(run, done, as_json)
+    return 0
+
+
+async def _thaw(run: str, note: str, url: str | None, store: str, operator_key: Path | None) -> Done:
+    async with writing(url, store, operator_key) as desk:
+        return must(await desk.thaw(run, note))
+
+
+def _tell(run: str, done: Done, as_json: bool) -> None:
+    if as_json:
+        out.document(spell(done))
+    elif done.was_new:
+        out.line(f"run {run} is now ", (done.state, out.STYLES.get(done.state, "bold")))
+    else:
+        out.line(f"nothing to do: run {run} is ", (done.state, out.STYLES.get(done.state, "bold")))

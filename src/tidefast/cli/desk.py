@@ -1,0 +1,204 @@
+"""The operator's desk: reads and operator verbs, at a server or in a store's file.
+
+With `--url` (or `TIDEFAST_URL`) a server is asked. Otherwise the store's file is opened: reads go beside whoever owns
+it; a verb that writes needs the file for itself, and is refused with the owner's url while a server has it.
+"""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tidefast.cli import wiring
+from tidefast.cli.errors import CliError, ExitCode, refusal
+from tidefast.engine.engine import Engine
+from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
+from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.verdicts import Done, Refused, Settled
+from tidefast.services.reads import Reads
+from tidefast.services.tools import ToolBook
+from tidefast.stores.sqlite import SqliteStore
+
+URL_VARIABLE = "TIDEFAST_URL"
+PAGE = 1_000
+BY = "operator"  # whom the log names for a verb of the file's owner; a server names the bearer of its key
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """What can be read at either place."""
+
+    async def run(self, run_id: RunId) -> RunInfo | Refused: ...
+
+    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]: ...
+
+    async def events(self, run_id: RunId, after: int, limit: int) -> Sequence[EventInfo] | Refused: ...
+
+    async def steps(self, run_id: RunId, after: str | None, limit: int) -> Sequence[StepInfo] | Refused: ...
+
+    async def step(self, run_id: RunId, step_id: StepId) -> StepInfo | Refused: ...
+
+    async def held(self) -> Sequence[StepInfo]: ...
+
+
+class Writer(Reader, Protocol):
+    """What an operator can do at either place."""
+
+    async def create_run(
+        self, run_id: str | None, agent: str, agent_version: str, input_json: str
+    ) -> RunCreated | Refused: ...
+
+    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
+
+    async def thaw(self, run_id: str, note: str) -> Done | Refused: ...
+
+    async def resolve(
+        self,
+        run_id: str,
+        step_id: str,
+        verdict: ResolveVerdict,
+        note: str,
+        receipt_json: str,
+        looked_at_ms: int | None,
+        expect_attempts: int | None,
+    ) -> Settled | Refused: ...
+
+
+def must(answer: T | Refused) -> T:
+    """The answer; a refusal ends the command."""
+    if isinstance(answer, Refused):
+        raise refusal(answer)
+    return answer
+
+
+async def all_events(reader: Reader, run_id: RunId) -> list[EventInfo]:
+    found: list[EventInfo] = []
+    while page := must(await reader.events(run_id, found[-1].seq if found else 0, PAGE)):
+        found += page
+    return found
+
+
+async def all_steps(reader: Reader, run_id: RunId) -> list[StepInfo]:
+    found: list[StepInfo] = []
+    while page := must(await reader.steps(run_id, found[-1].step_id if found else None, PAGE)):
+        found += page
+    return found
+
+
+def server_url(url: str | None) -> str | None:
+    """The server that a command was pointed at; an empty value counts as none."""
+    return url or os.environ.get(URL_VARIABLE) or None
+
+
+@asynccontextmanager
+async def reading(url: str | None, store: str) -> AsyncIterator[Reader]:
+    """Reads at a server, or in a file whoever owns it."""
+    address = server_url(url)
+    if address is not None:
+        async with _server(address, None, writes=False) as server:
+            yield server
+        return
+    opened = SqliteStore.open_read_only(wiring.store_path(store))
+    try:
+        # Never started, so it can only read.
+        yield Reads(Engine(opened, wiring.system_clock(opened), inline=True))
+    finally:
+        opened.close()
+
+
+@asynccontextmanager
+async def writing(url: str | None, store: str, operator_key: Path | None) -> AsyncIterator[Writer]:
+    """An operator's verbs at a server, or in a file that nobody else owns."""
+    address = server_url(url)
+    if address is not None:
+        async with _server(address, _key(store, operator_key), writes=True) as server:
+            yield server
+        return
+    parts = await wiring.build_authority(own(store, create=False), ToolBook(()), sweeps=False)
+    try:
+        yield _Owner(parts)
+    finally:
+        await parts.stop()
+
+
+def own(store: str, *, create: bool) -> SqliteStore:
+    """The store's file, for this process alone. Raises `CliError` naming who has it, and `StoreError`."""
+    path = wiring.store_path(store)
+    owner = SqliteStore.owner(path) if path.parent.is_dir() else None
+    if owner is not None:
+        todo = f"ask its server: --url {owner.url}" if owner.url else "wait for its end, or end it"
+        raise CliError("store_owned", f"{path} is owned by {owner}; nothing was changed", todo, ExitCode.UNREACHABLE)
+    return wiring.open_store(path, create=create)
+
+
+def _key(store: str, operator_key: Path | None) -> str | None:
+    """The operator's key from the file named, or from beside the store's file; None if there is none."""
+    from tidefast.server import keys
+    from tidefast.wire import secretfile
+
+    if operator_key is None:
+        return keys.read_operator_key(wiring.store_path(store))
+    try:
+        return keys.PREFIX + secretfile.read(operator_key).hex()
+    except FileNotFoundError:
+        todo = "name the file that `tidefast serve` wrote beside its store"
+        raise CliError("config", f"--operator-key {operator_key}: no such file", todo, ExitCode.CONFIG) from None
+
+
+class _Owner:
+    """The verbs of the process that owns the file."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._authority = parts.authority
+        reads = parts.authority.reads
+        self.run, self.runs, self.events = reads.run, reads.runs, reads.events
+        self.steps, self.step, self.held = reads.steps, reads.step, reads.held
+        self.create_run = parts.authority.create_run
+
+    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        return await self._authority.preempt(run_id, BY, note, expect_epoch)
+
+    async def thaw(self, run_id: str, note: str) -> Done | Refused:
+        return await self._authority.thaw(run_id, BY, note)
+
+    async def resolve(
+        self,
+        run_id: str,
+        step_id: str,
+        verdict: ResolveVerdict,
+        note: str,
+        receipt_json: str,
+        looked_at_ms: int | None,
+        expect_attempts: int | None,
+    ) -> Settled | Refused:
+        return await self._authority.resolve(
+            run_id, step_id, verdict, BY, note, receipt_json, looked_at_ms, expect_attempts
+        )
+
+
+@asynccontextmanager
+async def _server(url: str, key: str | None, *, writes: bool) -> AsyncIterator[Writer]:
+    """A server, with its silences told as errors: not reached, or an outcome that nobody knows."""
+    import aiohttp
+
+    from tidefast.sdk.authority import AuthorityUnavailable
+    from tidefast.sdk.http import HttpAuthority, RequestRefused
+
+    try:
+        authority = HttpAuthority(url, key)
+    except ValueError as error:
+        raise CliError("usage", f"--url {url}", "expected http://HOST:PORT", ExitCode.USAGE) from error
+    try:
+        yield authority
+    except RequestRefused as error:
+        raise CliError("invalid", str(error), "correct it and ask again") from error
+    except AuthorityUnavailable as error:
+        if writes and not isinstance(error.__cause__, aiohttp.ClientConnectorError):
+            todo = "look at the run before you repeat it"
+            raise CliError("unknown", f"whether it was done is unknown: {error}", todo, ExitCode.UNKNOWN) from error
+        todo = "start `tidefast serve` there, or name another address with --url"
+        raise CliError("unreachable", str(error), todo, ExitCode.UNREACHABLE) from error
+    finally:
+        await authority.close()

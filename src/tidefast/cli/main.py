@@ -1,0 +1,78 @@
+"""The command `tidefast`: which commands there are, and how each of them ends.
+
+A command's file is imported when the command is used, so that `tidefast serve` loads what a server needs and no more.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from tidefast import __version__
+from tidefast.cli.errors import HELP, CliError, ExitCode
+
+COMMANDS = {
+    "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
+    "serve": ("serving:serve", "Serve an authority and its gateway over HTTP, on this machine."),
+    "worker": ("serving:worker", "Claim runs at a server and drive them."),
+    "start": ("running:start", "Create a run at a server, for its workers."),
+    "runs": ("looking:runs", "List runs."),
+    "show": ("looking:show", "One run: its timeline, steps, attempts and receipts."),
+    "log": ("looking:log", "The log of a run, event by event."),
+    "held": ("looking:held", "Steps that wait for a person, and the commands that settle them."),
+    "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
+    "preempt": ("deciding:preempt", "End a run's lease, so that another worker takes it."),
+    "thaw": ("deciding:thaw", "Let a frozen run go on."),
+    "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
+    "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
+    "sim": ("proving:sim", "Prove the two acceptance rules over injected interleavings."),
+}
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def build() -> App:
+    app = App(
+        name="tidefast",
+        version=__version__,
+        help=f"Runs of AI agents whose effects survive the loss of their workers.\n\n{HELP}",
+        help_format="plaintext",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (place, text) in COMMANDS.items():
+        app.command(f"tidefast.cli.{place}", name=name, help=text)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = build()(given, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain about it once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OTHER
+    except CycloptsError as error:
+        known = given[0] if given and given[0] in COMMANDS else ""
+        todo = f"tidefast {known} --help".replace("  ", " ")
+        return _say(CliError("usage", " ".join(str(error).split()), todo, ExitCode.USAGE))
+    except CliError as error:
+        return _say(error)
+    except Exception as error:
+        from tidefast.cli.faults import told  # only now: it knows the errors of every room
+
+        return _say(told(error))
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _say(error: CliError) -> int:
+    print(error.line(), file=sys.stderr, flush=True)
+    return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

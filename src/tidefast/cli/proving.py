@@ -1,0 +1,100 @@
+"""Commands that prove: `audit` judges a store, `sim` judges the product, `demo` shows it under fire."""
+
+import asyncio
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tidefast.cli import show as out
+from tidefast.cli import wiring
+from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName
+
+PROGRESS_EVERY = 20
+
+
+def audit(
+    *,
+    store: StoreName = DEFAULT_STORE,
+    ledger: Annotated[
+        Path | None, Parameter(help="A provider's own record: a JSON list of {key, count} or {run, step, count}.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Judge every log of a store by the laws, without the rules that wrote it. The exit code is 0 only if all hold.
+
+    The store may be in use. With --ledger, effects that never passed the gateway are named too; let it rest for that.
+    """
+    from tidefast.sim import audit as auditor
+    from tidefast.sim.history import LedgerError, read_ledger
+    from tidefast.sim.report import from_audit, to_json, to_text
+    from tidefast.stores.sqlite import SqliteStore
+
+    books = None
+    if ledger is not None:
+        try:
+            books = read_ledger(ledger.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, LedgerError) as error:
+            raise CliError("config", f"--ledger {ledger}: {error}", "correct the file", ExitCode.CONFIG) from error
+    opened = SqliteStore.open_read_only(wiring.store_path(store))
+    try:
+        report = from_audit(auditor.audit(opened, books))
+    finally:
+        opened.close()
+    _print(to_json(report) if as_json else to_text(report), as_json)
+    return ExitCode.OK if report.is_ok else ExitCode.OTHER
+
+
+def sim(
+    *,
+    acceptance: Annotated[bool, Parameter(negative="", help="The two acceptance rules.")] = False,
+    interleavings: Annotated[int, Parameter(help="How many interleavings.")] = 200,
+    seed: Annotated[int, Parameter(help="The same seed gives the same interleavings.")] = 1,
+    as_json: AsJson = False,
+) -> int:
+    """Inject preemptions into runs of a real authority, in many orders, and let the auditor judge what came of it."""
+    if not acceptance:
+        raise CliError("usage", "nothing to simulate was named", "tidefast sim --acceptance", ExitCode.USAGE)
+    if interleavings < 1:
+        raise CliError("usage", f"--interleavings {interleavings}", "expected 1 or more", ExitCode.USAGE)
+    from tidefast.sim import acceptance as campaign
+    from tidefast.sim.report import to_json, to_text
+    from tidefast.stores.memory import MemoryStore
+
+    is_watched = sys.stderr.isatty()
+
+    def on_step(done: int) -> None:
+        if is_watched and (done % PROGRESS_EVERY == 0 or done == interleavings):
+            end = "\n" if done == interleavings else ""
+            print(f"\r{done:,} of {interleavings:,} interleavings", end=end, file=sys.stderr, flush=True)
+
+    found = asyncio.run(campaign.run(MemoryStore(), interleavings, seed, on_step))
+    more = {
+        "distinct_orders": found.distinct_orders,
+        "late_acks": found.late_acks,
+        "preempted_steps": found.preempted_steps,
+        "ok": found.is_ok,
+    }
+    if as_json:
+        _print(json.dumps({**json.loads(to_json(found.report)), **more}), as_json)
+    else:
+        rows = "".join(f"{name.replace('_', ' '):<40} {count:>20,}\n" for name, count in more.items() if name != "ok")
+        _print(rows + to_text(found.report), as_json)
+    return ExitCode.OK if found.is_ok else ExitCode.OTHER
+
+
+def demo(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """The refund desk: forty tickets, workers killed and frozen at named points, and the books afterwards."""
+    return int(import_module("tidefast.demo.desk").main(list(arguments)))
+
+
+def _print(text: str, as_json: bool) -> None:
+    if as_json:
+        out.write(text.replace("\x7f", "\\u007f"))
+        return
+    for row in text.rstrip("\n").split("\n"):
+        out.line(row)

@@ -1,0 +1,141 @@
+"""Commands that begin runs: `run`, all in this process, and `start`, at a server.
+
+`run` owns the store's file, and that proves that whoever drove the run before is dead: its lease is ended, and the run
+goes on under the next epoch from what its log holds.
+"""
+
+import asyncio
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tidefast.cli import show as out
+from tidefast.cli import wiring
+from tidefast.cli.desk import must, own, server_url, writing
+from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.looking import command, tell_held
+from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
+from tidefast.cli.serving import URL_DEFAULT, configure_log
+from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
+from tidefast.protocol.points import Hook
+from tidefast.sdk.app import App, load_app
+from tidefast.wire.answers import spell
+
+
+def run(
+    app: str,
+    agent: str,
+    input: str,
+    /,
+    *,
+    run_id: Annotated[str | None, Parameter(help="The run's name; a run that exists goes on where it stands.")] = None,
+    store: StoreName = DEFAULT_STORE,
+    tools: Tools = None,
+    verbose: Annotated[bool, Parameter(negative="", help="Tell on standard error what happens.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Drive one run of an agent of MODULE:APP to its end, in this process and without a server.
+
+    INPUT is JSON or @FILE. The exit code is 0 only if the run is completed. After a crash the same command with
+    --run-id goes on: finished steps answer from the log, and nothing is done a second time.
+    """
+    name = checked_id(run_id or f"r-{secrets.token_hex(8)}", "--run-id")
+    input_json = json_text(input, "INPUT")
+    configure_log("info" if verbose else "error")
+    if as_json:
+        out.keep_stdout()
+    loaded = load_app(app)
+    if agent not in loaded.agents:
+        known = ", ".join(sorted(loaded.agents)) or "none"
+        raise CliError("usage", f"{app} has no agent {agent}", f"it has: {known}", ExitCode.USAGE)
+    info, held = asyncio.run(_run(loaded, app, agent, input_json, name, store, tools))
+    if as_json:
+        out.document({"run": spell(info), "held": [spell(step) for step in held]})
+    else:
+        _tell(info, held, store)
+    return ExitCode.OK if info.state == "completed" else ExitCode.OTHER
+
+
+async def _run(
+    app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None
+) -> tuple[RunInfo, list[StepInfo]]:
+    book = wiring.build_tools(tools, name, [tool.contract for tool in app.tools.values()])
+    hook = wiring.fault_hook()
+    opened = own(store, create=True)
+    clock = wiring.system_clock(opened)
+    parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock)
+    try:
+        authority = parts.authority
+        must(await authority.create_run(run_id, agent, app.agents[agent].version, input_json))
+        info = must(await authority.run(run_id))
+        if info.is_live:
+            # Owning the file proves that the process which held this lease has ended.
+            must(await authority.preempt(run_id, "tidefast run", "its process has ended", info.epoch))
+        if info.state in ("claimable", "leased", "failing"):
+            await _drive(parts, app, run_id, hook)
+        info = must(await authority.run(run_id))
+        return info, [must(await authority.step(run_id, step)) for step in info.held]
+    finally:
+        await parts.stop()
+
+
+async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) -> None:
+    """Drive the run until it ends, is held or is frozen. A signal gives the lease back first."""
+    from tidefast.cli.embedded import LocalAuthority
+    from tidefast.sdk.heartbeat import LoopHeartbeat
+    from tidefast.sdk.worker import Worker
+
+    authority = LocalAuthority(parts.authority)
+    worker = Worker(authority, app, LoopHeartbeat(authority), max_runs=1, hook=hook)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    try:
+        await worker.finish(run_id)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _tell(info: RunInfo, held: list[StepInfo], store: str) -> None:
+    out.line(f"run {info.run_id}: ", (info.state, out.STYLES.get(info.state, "bold")))
+    if info.state in ("completed", "failed"):
+        out.line(info.result_json)
+    elif info.state == "frozen":
+        out.line(f"frozen: {info.frozen}; look at it, then: {command('thaw', info.run_id, url=None, store=store)}")
+    elif not held:
+        out.line(f"it can go on: repeat the command with --run-id {info.run_id}")
+    for step in held:
+        tell_held(step, None, store)
+
+
+def start(
+    agent: str,
+    input: str,
+    /,
+    *,
+    run_id: Annotated[str | None, Parameter(help="The run's name; drawn by chance if it is left out.")] = None,
+    version: Annotated[str, Parameter(help="The agent's version that the run belongs to.")] = "1",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> int:
+    """Create a run at a server; its workers take it. INPUT is JSON or @FILE.
+
+    Starting the same run again, with the same agent and input, changes nothing.
+    """
+    name = checked_id(run_id or f"r-{secrets.token_hex(8)}", "--run-id")
+    input_json = json_text(input, "INPUT")
+    created = asyncio.run(_start(name, checked_id(agent, "AGENT"), version, input_json, server_url(url) or URL_DEFAULT))
+    if as_json:
+        out.document(spell(created))
+    else:
+        out.line(f"run {created.run_id} ", "is created" if created.was_new else f"exists and is {created.state}")
+    return ExitCode.OK
+
+
+async def _start(run_id: str, agent: str, version: str, input_json: str, url: str) -> RunCreated:
+    async with writing(url, DEFAULT_STORE, None) as desk:
+        return must(await desk.create_run(run_id, agent, version, input_json))

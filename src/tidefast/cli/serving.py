@@ -1,0 +1,297 @@
+"""Commands of the two long-lived processes: `serve` and `worker`.
+
+`serve` owns a store's file. Everything that is wrong with its configuration is gathered and told at once. While the
+tools' process imports the app, this one imports the server, so that both are ready early.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from tidefast.cli import show as out
+from tidefast.cli import wiring
+from tidefast.cli.desk import own, server_url
+from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
+from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
+from tidefast.services.process_runner import ProcessRunner
+from tidefast.services.tools import ConfigError, ToolBook
+from tidefast.stores.sqlite import SqliteStore
+from tidefast.wire.secretfile import SecretRefused
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+PORT_DEFAULT = 8700
+PORT_MAX = 65_535
+URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
+RUNS_DEFAULT = 64
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `serve` was asked for."""
+
+    store: Path
+    host: str
+    port: int
+    tools: Path | None
+    app: str | None
+    secret: Path | None
+    operator_key: Path | None
+    as_json: bool
+
+
+class Problems:
+    """Gathers what is wrong, so that one start tells all of it."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def check(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except (ConfigError, SecretRefused) as error:
+            self.found += str(error).splitlines()
+        except CliError as error:
+            self.found.append(f"{error.what}: {error.todo}")
+        return None
+
+
+def serve(
+    *,
+    store: StoreName = DEFAULT_STORE,
+    host: Annotated[str, Parameter(help="The address to listen on; only this machine's own are served.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port to listen on; 0 takes a free one.")] = PORT_DEFAULT,
+    tools: Tools = None,
+    app: Annotated[
+        str | None, Parameter(help="MODULE:APP whose python tools are offered; they run in a process of their own.")
+    ] = None,
+    secret: Annotated[
+        Path | None, Parameter(help="The file with the key that signs leases; made beside the store at first use.")
+    ] = None,
+    operator_key: OperatorKey = None,
+    as_json: AsJson = False,
+) -> int:
+    """Serve an authority and its gateway over HTTP.
+
+    Prints one line when it is ready. SIGTERM and SIGINT end it in order: what is in flight is settled first.
+    """
+    problems = Problems()
+    path = problems.check(lambda: wiring.store_path(store))
+    if not 0 <= port <= PORT_MAX:
+        problems.found.append(f"--port {port}: expected 0 to {PORT_MAX}")
+    if path is None:
+        path = Path(DEFAULT_STORE)
+    settings = Settings(path, host, port, tools, app, secret, operator_key, as_json)
+    configure_log()
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, problems))
+    return ExitCode.OK
+
+
+async def _serve(settings: Settings, problems: Problems) -> None:
+    hook = problems.check(wiring.fault_hook)
+    # Without the file there is no clock, and without a clock no tools' process: so a bad file is told with the rest.
+    _check_files(settings, problems)
+    if problems.found:
+        raise ConfigProblems(problems.found)
+    store = own(str(settings.store), create=True)
+    clock = wiring.system_clock(store)
+    runner = None if settings.app is None else ProcessRunner(clock, settings.app)
+    try:
+        starting = None if runner is None else asyncio.create_task(runner.start())
+        await asyncio.sleep(0)  # the tools' process starts to import, and so does this one
+        from tidefast.server import app as server_app
+        from tidefast.server import keys
+        from tidefast.server import serve as _warm  # noqa: F401 - loaded while the tools' process starts
+
+        contracts = await _app_contracts(starting, problems)
+        book = problems.check(lambda: wiring.build_tools(settings.tools, settings.app or "", contracts))
+        secret = problems.check(lambda: _secret(settings))
+        operator = problems.check(lambda: keys.key_digest(_operator_key(settings)))
+        if problems.found or book is None or secret is None or operator is None:
+            raise ConfigProblems(problems.found)
+        parts = await wiring.build_authority(store, book, runner, hook, clock)
+    except BaseException:
+        if runner is not None:
+            await runner.stop()
+        store.close()
+        raise
+    parts.tool_process = runner
+    app = server_app.build_app(
+        parts.authority, secret=secret, namespace=store.identity().namespace, operator_digest=operator
+    )
+    try:
+        await _listen(app, settings, store, book)
+    finally:
+        await parts.stop()
+
+
+async def _listen(
+    app: "Starlette",
+    settings: Settings,
+    store: SqliteStore,
+    book: ToolBook,
+) -> None:
+    def on_ready(url: str) -> None:
+        store.announce(url)
+        if settings.as_json:
+            out.document(
+                {"ready": True, "url": url, "store": str(store.path), "tools": book.names(), "pid": os.getpid()}
+            )
+        else:
+            tools = ", ".join(book.names()) or "none"
+            out.line(("ready", "bold green"), f"  {url}  store {store.path}  tools {tools}")
+
+    from tidefast.server.serve import ServeRefused, serve
+
+    try:
+        await serve(app, settings.host, settings.port, on_ready)
+    except ServeRefused as error:
+        raise ConfigProblems([str(error)]) from error
+
+
+def _check_files(settings: Settings, problems: Problems) -> None:
+    """What can be judged before the store is opened."""
+    from tidefast.server.door import is_loopback
+
+    if not is_loopback(settings.host):
+        problems.found.append(f"--host {settings.host}: expected this machine's own address, 127.0.0.1 or ::1")
+    if settings.app is not None and not all(settings.app.partition(":")):
+        problems.found.append(f"--app {settings.app}: expected MODULE:APP, like refunds:app")
+    if problems.found:
+        # The start fails in any case, so nothing is opened or made; the files are read to tell their problems as well.
+        problems.check(lambda: wiring.build_tools(settings.tools, "", ()))
+        for file in (settings.secret, settings.operator_key):
+            problems.check(lambda file=file: _read_secret(file))  # type: ignore[misc]
+
+
+async def _app_contracts(starting: asyncio.Task[list[Contract]] | None, problems: Problems) -> list[Contract]:
+    if starting is None:
+        return []
+    try:
+        return await starting
+    except ConfigError as error:
+        problems.found += str(error).splitlines()
+        return []
+
+
+def _read_secret(file: Path | None) -> None:
+    from tidefast.wire import secretfile
+
+    try:
+        if file is not None:
+            secretfile.read(file)
+    except FileNotFoundError:
+        return
+
+
+def _secret(settings: Settings) -> bytes:
+    from tidefast.server import keys
+    from tidefast.wire import secretfile
+
+    return secretfile.read_or_make(settings.secret or keys.secret_path(settings.store))
+
+
+def _operator_key(settings: Settings) -> str:
+    from tidefast.server import keys
+    from tidefast.wire import secretfile
+
+    if settings.operator_key is None:
+        return keys.make_operator_key(settings.store)
+    return keys.PREFIX + secretfile.read_or_make(settings.operator_key).hex()
+
+
+def worker(
+    app: str,
+    /,
+    *,
+    url: Annotated[str | None, Parameter(help=f"The server (or TIDEFAST_URL); by default {URL_DEFAULT}.")] = None,
+    max_runs: Annotated[int, Parameter(help="How many runs at once.")] = RUNS_DEFAULT,
+    lease: Annotated[DurationMs, Parameter(help="How long a lease lasts without a heartbeat, 1s to 10m.")] = (
+        LEASE_DEFAULT_MS
+    ),
+    as_json: AsJson = False,
+) -> int:
+    """Claim runs of an app's agents (MODULE:APP) at a server, and drive them.
+
+    Prints one line when it begins to claim. SIGTERM and SIGINT give the leases back once what is in flight is settled.
+    """
+    if not LEASE_MIN_MS <= lease <= LEASE_MAX_MS:
+        raise CliError("usage", f"--lease {lease}ms", "expected 1s to 10m", ExitCode.USAGE)
+    if max_runs < 1:
+        raise CliError("usage", f"--max-runs {max_runs}", "expected 1 or more", ExitCode.USAGE)
+    if as_json:
+        out.keep_stdout()
+    configure_log()
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_work(app, server_url(url) or URL_DEFAULT, max_runs, lease, as_json))
+    return ExitCode.OK
+
+
+async def _work(name: str, url: str, max_runs: int, lease_ms: int, as_json: bool) -> None:
+    from tidefast.sdk.app import load_app
+    from tidefast.sdk.heartbeat import ThreadHeartbeat
+    from tidefast.sdk.http import HttpAuthority
+    from tidefast.sdk.worker import Worker
+
+    hook = wiring.fault_hook()
+    app = load_app(name)
+    try:
+        authority = HttpAuthority(url)
+    except ValueError as error:
+        raise CliError("usage", f"--url {url}", "expected http://HOST:PORT", ExitCode.USAGE) from error
+
+    heartbeat = ThreadHeartbeat(lambda: HttpAuthority(url))
+    driver = Worker(authority, app, heartbeat, lease_ms=lease_ms, max_runs=max_runs, hook=hook)
+    agents = sorted(app.agents)
+    if as_json:
+        out.document({"ready": True, "url": url, "holder": driver.holder, "agents": agents, "pid": os.getpid()})
+    else:
+        out.line(("working", "bold green"), f"  {url}  as {driver.holder}  agents {', '.join(agents)}")
+    try:
+        await driver.run(handle_signals=True)
+    finally:
+        await authority.close()
+
+
+def configure_log(level: str = "info") -> None:
+    """Log lines go to standard error: coloured for people, JSON for everything else. Standard output is for answers."""
+    import logging
+
+    import structlog
+
+    is_terminal = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        _safe_values,
+    ]
+    last: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(ensure_ascii=True)
+    )
+    formatted = [] if is_terminal else [structlog.processors.format_exc_info]
+    structlog.configure(
+        processors=[*shared, *formatted, last],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _safe_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    return {name: out.safe(value) if isinstance(value, str) else value for name, value in event.items()}

@@ -1,0 +1,161 @@
+"""Puts the parts of a process together: store, engine, gateway, keeper, authority, and the way they end.
+
+Nothing is answered after a failed flush: when the engine says so, the process exits at once, without a handler, a drain
+or a last word to any caller. What it held is judged again at the next start.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tidefast.cli.errors import CliError, ExitCode
+from tidefast.engine.clock import Clock, SystemClock
+from tidefast.engine.engine import Engine
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.points import Hook
+from tidefast.sdk.app import App
+from tidefast.services.authority import Authority
+from tidefast.services.gateway import Gateway
+from tidefast.services.http_sender import HttpSender
+from tidefast.services.keeper import Keeper
+from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
+from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
+from tidefast.stores.base import Store
+from tidefast.stores.sqlite import SqliteStore
+
+POINTS_VARIABLE = "TIDEFAST_POINTS"
+SQLITE_PREFIX = "sqlite:///"
+
+
+class Stoppable(Protocol):
+    async def stop(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What one process runs. `stop` ends it in order."""
+
+    store: Store
+    clock: Clock
+    engine: Engine
+    gateway: Gateway
+    keeper: Keeper
+    http: HttpSender
+    authority: Authority
+    tool_process: Stoppable | None = None
+
+    async def stop(self) -> None:
+        """Settle what is in flight, then end each part after those that use it. The store is closed last."""
+        await self.gateway.drain()
+        await self.keeper.stop()
+        await self.engine.stop()
+        await self.http.close()
+        if self.tool_process is not None:
+            await self.tool_process.stop()
+        self.store.close()
+
+
+def store_path(store: str) -> Path:
+    """The file that `--store` names. Raises `CliError`."""
+    if store.startswith(SQLITE_PREFIX):
+        store = store.removeprefix(SQLITE_PREFIX)
+    elif "://" in store:
+        scheme = store.partition("://")[0]
+        raise CliError(
+            "config", f"--store: no store is called {scheme}", "expected FILE or sqlite:///FILE", ExitCode.CONFIG
+        )
+    if not store:
+        raise CliError("config", "--store: the name is empty", "expected FILE or sqlite:///FILE", ExitCode.CONFIG)
+    return Path(store)
+
+
+def open_store(path: Path, *, create: bool = True) -> SqliteStore:
+    """The store, owned by this process. Raises `StoreError`."""
+    return SqliteStore.open(path, create=create)
+
+
+def system_clock(store: Store) -> SystemClock:
+    return SystemClock(store.identity().mark_ms)
+
+
+async def build_authority(
+    store: Store,
+    tools: ToolBook,
+    runner: PythonRunner | None = None,
+    hook: Hook | None = None,
+    clock: Clock | None = None,
+    *,
+    sweeps: bool = True,
+) -> Parts:
+    """An authority over a store that this process owns, started. Without `sweeps` no lease lapses by itself."""
+    clock = clock or system_clock(store)
+    engine = Engine(store, clock)
+    engine.on_failure = die
+    engine.start()
+    http = HttpSender(clock)
+    gateway = Gateway(engine, tools, http, runner, hook)
+    keeper = Keeper(engine)
+    if sweeps:
+        await keeper.start()
+    else:
+        await keeper.mark_lost()
+    return Parts(store, clock, engine, gateway, keeper, http, Authority(engine, gateway))
+
+
+def die(failure: BaseException) -> None:
+    """End this process now. The one place where nothing is tidied up: no caller may hear anything any more."""
+    error = CliError(
+        "store_unavailable",
+        f"the store failed, and what it was writing may or may not be there: {failure}",
+        "start again; what was not answered is judged anew",
+        ExitCode.UNKNOWN,
+    )
+    sys.stderr.write(f"{error.line()}\n")
+    sys.stderr.flush()
+    os._exit(ExitCode.UNKNOWN)
+
+
+def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> ToolBook:
+    """All tools of a gateway. Raises `ConfigError` with every problem of both sources."""
+    problems: list[str] = []
+    contracts: list[Contract] = []
+    if file is not None:
+        try:
+            contracts = load_contracts(file)
+        except ConfigError as error:
+            problems += str(error).splitlines()
+    named = {contract.tool for contract in contracts}
+    for contract in of_app:
+        if contract.tool in named:
+            problems.append(f"{file}: tools.{contract.tool}: expected one contract, --app {app} declares it as well")
+        else:
+            contracts.append(contract)
+    try:
+        book = ToolBook(contracts, str(file) if file is not None else f"--app {app}")
+    except ConfigError as error:
+        problems += str(error).splitlines()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return book
+
+
+def local_runner(clock: Clock, app: App) -> LocalRunner:
+    """Runs an app's python tools in this process, their own refusals put into the words of the services."""
+    functions = {name: tool.raising(RefusedByTool, NotSentByTool) for name, tool in app.tools.items()}
+    return LocalRunner(clock, functions, frozenset(name for name, tool in app.tools.items() if tool.takes_key))
+
+
+def fault_hook() -> Hook | None:
+    """The hook of a fault injector that listens where `TIDEFAST_POINTS` says; None in ordinary use."""
+    address = os.environ.get(POINTS_VARIABLE)
+    if not address:
+        return None
+    scheme, _, path = address.partition(":")
+    if scheme != "unix" or not path:
+        raise CliError("config", f"{POINTS_VARIABLE}={address}", "expected unix:/PATH/OF/A/SOCKET", ExitCode.CONFIG)
+    from tidefast.sim.points import connect  # only here: nobody else pays for it
+
+    return connect(path)

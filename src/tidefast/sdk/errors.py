@@ -1,0 +1,115 @@
+"""What the SDK raises, and what agents and tools raise to say something.
+
+    Exception
+    ├── Error          something that agent code may catch
+    │   ├── Rejected     a step was finally refused; the receipt says how
+    │   ├── Misuse       the program asks for what can't be: a repeated step id, arguments that aren't JSON
+    │   └── Unavailable  nobody answers, and no lease is left to wait under
+    ├── Fail           an agent raises it to end its run for a stated reason
+    ├── Refused        a python tool raises it: definitely not done, and final for these arguments
+    └── NotSent        a python tool raises it: definitely not done, because nothing was sent
+    BaseException
+    ├── Preempted      the lease is lost: another worker may be driving this run by now
+    └── PassEnded      this pass is over, the run isn't: a step is held, the run is frozen, the worker shuts down
+
+The last two aren't `Exception`s, so that a broad `except Exception` can't keep a zombie going. Each one says what
+happened, why, and what to do next; none carries a token.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tidefast.protocol.canonical import JSON
+
+ReleaseReason = Literal["done", "error", "held", "shutdown", "drift"]
+
+
+def _sentence(what: str, why: str, next_: str) -> str:
+    return ". ".join(part.rstrip(".") for part in (what, why, next_) if part)
+
+
+class Error(Exception):
+    """Something went wrong that agent code may catch. `what` happened, `why`, and what to do `next`."""
+
+    def __init__(self, what: str, why: str = "", next: str = "") -> None:  # noqa: A002 - read as error.next
+        super().__init__(_sentence(what, why, next))
+        self.what, self.why, self.next = what, why, next
+
+
+class Rejected(Error):
+    """The step was finally refused and had no effect. Its answer stays the same for ever; another try is a new step.
+
+    `receipt` is the refusal as it is stored (`{status, content_type, body, …}`), None where nothing was sent.
+    """
+
+    def __init__(self, step_id: str, reason: str, receipt: Any = None) -> None:
+        super().__init__(
+            f"step {step_id} was rejected ({reason})",
+            "its provider refused it for good, and nothing took effect",
+            "go on without it, raise tidefast.Fail, or try again as another step",
+        )
+        self.step_id, self.reason, self.receipt = step_id, reason, receipt
+
+    @property
+    def body(self) -> Any:
+        """The body of the refusal, None if there is none."""
+        return self.receipt.get("body") if isinstance(self.receipt, Mapping) else None
+
+
+class Misuse(Error):
+    """The program asks for something that can't be. Nothing was written and nothing was sent."""
+
+
+class Unavailable(Error):
+    """The authority doesn't answer. Whether it acted is unknown; everything asked of it may be asked again."""
+
+
+class Fail(Exception):
+    """Raised by an agent to end its run as failed, with the reason that people will read."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Refused(Exception):
+    """Raised by a python tool: the effect definitely did not happen, and the answer is final.
+
+    `body`, a JSON value, is stored as the refusal's body where the tool runs in a host process; else `why` is.
+    """
+
+    def __init__(self, why: str, body: JSON = None) -> None:
+        super().__init__(why)
+        self.why, self.body = why, body
+
+
+class NotSent(Exception):
+    """Raised by a python tool: the effect definitely did not happen, because nothing had left. It is tried again."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Preempted(BaseException):
+    """The lease is lost. Everything that this pass still tries would be refused; let the exception through.
+
+    Nothing is booked as failed and no effect is lost: the next holder goes on from the journal. `facts` holds what the
+    authority said: both epochs, the present holder, what ended the lease and when.
+    """
+
+    def __init__(self, run_id: str, epoch: int, why: str, facts: Mapping[str, JSON] | None = None) -> None:
+        self.what = f"the lease on run {run_id} (epoch {epoch}) is lost"
+        self.why, self.next = why, "let this exception through; the run's next holder goes on"
+        super().__init__(_sentence(self.what, why, self.next))
+        self.run_id, self.epoch, self.facts = run_id, epoch, dict(facts or {})
+
+
+class PassEnded(BaseException):
+    """This pass is over, though the run isn't. Let it through: the worker releases the lease with `reason`."""
+
+    def __init__(self, run_id: str, reason: ReleaseReason, why: str, next: str = "") -> None:  # noqa: A002
+        self.what = f"this pass of run {run_id} ends"
+        self.why, self.next = why, next or "let this exception through; the worker releases the lease"
+        super().__init__(_sentence(self.what, why, self.next))
+        self.run_id, self.reason = run_id, reason

@@ -1,0 +1,235 @@
+"""The line to the authority under one lease: what a refusal means for the pass, and when to ask again.
+
+| the authority says                                                      | the line                       |
+|-------------------------------------------------------------------------|--------------------------------|
+| step_in_flight, step_pending, in_doubt, overloaded, store_unavailable   | waits and asks again           |
+| nothing (it can't be reached)                                           | waits and asks again           |
+| step_held, run_frozen, run_ending                                       | ends the pass: `PassEnded`     |
+| stale_epoch, lease_lapsed, run_ended, lease_required, bad_token         | ends the pass: `Preempted`     |
+| anything else                                                           | gives it to the caller         |
+
+It waits only while the lease can be believed: a worker that hears nothing stops in time by itself. How `Preempted`
+reaches the agent: whoever notices the loss calls `end`, and the pass then cancels the tasks that wait in `guard` and
+the agent's own. A cancelled wait is translated, so agent code sees `Preempted` from its `run.*` calls (and a plain
+`CancelledError` where it awaits something else); from then on each `run.*` call raises it at once.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from tidefast.protocol.answers import LeaseGrant, StepAnswer
+from tidefast.protocol.verdicts import Refused
+from tidefast.sdk.authority import Authority, AuthorityUnavailable
+from tidefast.sdk.errors import PassEnded, Preempted, ReleaseReason
+from tidefast.sdk.lease import Clock, HeldLease, boot_s
+
+WAIT_MS = 30_000  # how long the authority may hold one question before it says `step_in_flight`
+UNDO_SUFFIX = "~undo"
+WAITING = frozenset(("step_in_flight", "step_pending", "in_doubt", "overloaded", "store_unavailable"))
+LOST = frozenset(("stale_epoch", "lease_lapsed", "run_ended", "lease_required", "bad_token"))
+ENDING: dict[str, ReleaseReason] = {"step_held": "held", "run_frozen": "held", "run_ending": "done"}
+T = TypeVar("T")
+Question = Callable[[], Awaitable[T | Refused]]
+
+
+class Backoff(NamedTuple):
+    """How long to wait before asking again: doubling from `first_s` to `most_s`, spread by up to a half."""
+
+    first_s: float = 0.1
+    most_s: float = 5.0
+
+    def delay_s(self, tries: int) -> float:
+        full = min(self.first_s * 2.0 ** min(tries, 20), self.most_s)
+        return full * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+
+
+class Line:
+    """One pass's questions to the authority. Built on the running loop; `end` may be called once, the first wins."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        grant: LeaseGrant,
+        lease: HeldLease,
+        backoff: Backoff = Backoff(),  # noqa: B008 - immutable
+        clock: Clock = boot_s,
+    ) -> None:
+        self.authority, self.lease, self.token = authority, lease, grant.token
+        self.ended: Preempted | PassEnded | None = None
+        self.has_ended = asyncio.Event()
+        self.is_told = False  # whether anything of the agent has heard of the end
+        self.is_stopping = False
+        self._backoff, self._clock = backoff, clock
+        # The authority's time at the grant, paired with ours: only for guessing when `until_ms` is.
+        self._granted_ms, self._received_s = grant.expires_at_ms - grant.lease_ms, clock()
+        self._tasks: dict[asyncio.Task[object], int] = {}
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def end(self, ended: Preempted | PassEnded) -> Preempted | PassEnded:
+        """The pass is over for this reason; the first one stands. Returns the one that stands."""
+        if self.ended is None:
+            self.ended = ended
+            self.has_ended.set()
+        return self.ended
+
+    def stop(self) -> None:
+        """The worker shuts down: nothing new is asked, what is in flight settles."""
+        self.is_stopping = True
+        self.end(PassEnded(self.lease.run_id, "shutdown", "the worker shuts down"))
+
+    def check(self) -> None:
+        """Raise what ended the pass, or `Preempted` if the lease can't be believed any more."""
+        if self.ended is not None:
+            self.is_told = True
+            raise self.ended
+        self._check_lease()
+
+    def _check_lease(self) -> None:
+        lost = self.lease.lose_by_clock(self._clock())
+        if lost is not None:
+            self.end(lost)
+            raise lost
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around everything that agent code awaits here: counted while in flight, its cancellation translated."""
+        self.check()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a run is driven from inside a task")
+        self._tasks[task] = self._tasks.get(task, 0) + 1
+        self._quiet.clear()
+        try:
+            with self.translated():
+                yield
+        finally:
+            self._tasks[task] -= 1
+            if not self._tasks[task]:
+                del self._tasks[task]
+            if not self._tasks:
+                self._quiet.set()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn the cancellation of an ended pass into what ended it."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.ended is None:
+                raise
+            self.is_told = True
+            raise self.ended from None
+
+    def cancel_waiting(self) -> None:
+        """Cancel every task that waits inside `guard`."""
+        self.is_told = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def drain(self, grace_s: float) -> None:
+        """Return when nothing is in flight, or after `grace_s`."""
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return
+
+    async def ask(self, question: Question[T], *, is_ending: bool = False) -> T | Refused:
+        """The authority's answer, waited for as the table says. Raises `Preempted` and `PassEnded`.
+
+        With `is_ending` the pass has ended and this belongs to giving the lease back: only the lease is checked.
+        """
+        if not is_ending:
+            self.check()
+        tries = 0
+        while True:
+            self._check_lease()
+            code, refused = "", None
+            try:
+                answer = await question()
+            except AuthorityUnavailable:
+                code = "unavailable"
+            else:
+                if not isinstance(answer, Refused):
+                    return answer
+                code, refused = str(answer.code), answer
+                self._judge(answer, is_ending)
+                if code not in WAITING:
+                    return answer
+            self._check_wait(code, is_ending)
+            await self._pause(self._delay_s(tries, refused), is_ending or self.ended is not None)
+            tries += 1
+
+    def _judge(self, refused: Refused, is_ending: bool) -> None:
+        """Raise what this refusal means for the pass, if it ends it."""
+        code, run_id = str(refused.code), self.lease.run_id
+        if code in LOST:
+            why = f"the authority refused its epoch ({code}, {refused.reason})"
+            raise self.end(self.lease.lose(Preempted(run_id, self.lease.epoch, why, refused.facts)))
+        if code in ENDING and not (is_ending and code == "run_ending"):
+            steps = refused.facts.get("steps")
+            named = f", steps {', '.join(map(str, steps))}" if isinstance(steps, list | tuple) else ""
+            ended = PassEnded(run_id, ENDING[code], f"{code} ({refused.reason}){named}")
+            self.end(ended)
+            raise ended
+
+    def _check_wait(self, code: str, is_ending: bool) -> None:
+        """A worker that shuts down waits only for what is in flight, and to give its lease back."""
+        if self.ended is None or code == "step_in_flight" or (is_ending and not self.is_stopping):
+            return
+        if not (is_ending and code in ("unavailable", "store_unavailable", "overloaded")):
+            self.is_told = True
+            raise self.ended
+
+    def _delay_s(self, tries: int, refused: Refused | None) -> float:
+        """The backoff, or what the refusal says about when asking again has a point, at most `most_s`."""
+        full = self._backoff.delay_s(tries)
+        facts = {} if refused is None else refused.facts
+        until, after = facts.get("until_ms"), facts.get("retry_after_ms")
+        if isinstance(after, int) and after > 0:
+            full = max(full, after / 1_000)
+        elif isinstance(until, int) and until > 0:
+            now_ms = self._granted_ms + (self._clock() - self._received_s) * 1_000
+            full = max(full, (until - now_ms) / 1_000)
+        return min(full, self._backoff.most_s)
+
+    async def _pause(self, delay_s: float, is_deaf: bool) -> None:
+        """Wait; the end of the pass cuts it short unless `is_deaf`."""
+        if is_deaf:
+            await asyncio.sleep(delay_s)
+            return
+        try:
+            async with asyncio.timeout(delay_s):
+                await self.has_ended.wait()
+        except TimeoutError:
+            return
+
+    async def ask_settled(self, question: Question[T], *, is_ending: bool = False) -> T | Refused:
+        """Like `ask`; while unsettled effects are in the way, their stored calls are asked for first."""
+        tries = 0
+        while True:
+            answer = await self.ask(question, is_ending=is_ending)
+            if not isinstance(answer, Refused) or (answer.code, answer.reason) != ("unsettled_effects", "unsettled"):
+                return answer
+            if tries:
+                self._check_wait("step_pending", is_ending)
+                await self._pause(self._delay_s(tries, answer), is_ending)
+            steps = answer.facts.get("steps")
+            await self.settle([str(step) for step in steps] if isinstance(steps, list | tuple) else [], is_ending)
+            tries += 1
+
+    async def settle(self, steps: Sequence[str], is_ending: bool) -> None:
+        """Ask for the stored call of each step until its outcome is known; one being undone is settled by its undo."""
+        undone = {step.removesuffix(UNDO_SUFFIX) for step in steps if step.endswith(UNDO_SUFFIX)}
+        for step in steps:
+            if step not in undone:
+                await self.ask(self._stored(step), is_ending=is_ending)
+
+    def _stored(self, step: str) -> Question[StepAnswer]:
+        if step.endswith(UNDO_SUFFIX):
+            return lambda: self.authority.compensate(self.token, step.removesuffix(UNDO_SUFFIX), WAIT_MS)
+        return lambda: self.authority.apply(self.token, step, "", None, WAIT_MS)

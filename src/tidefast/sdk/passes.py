@@ -1,0 +1,223 @@
+"""One pass: an agent's function under one lease, and what becomes of the lease afterwards.
+
+| how the agent ends                    | what the pass does                                                          |
+|---------------------------------------|-----------------------------------------------------------------------------|
+| it returns                            | completes the run with the result, naming what the journal answered         |
+| it raises `Fail`                      | fails the run, once every open effect is settled                            |
+| it raises anything else               | releases the lease (`error`): a grant without progress, tried again later   |
+| `PassEnded`: held, drift, shutdown    | lets what is in flight settle, then releases the lease with that reason     |
+| `Preempted`                           | nothing: the lease is somebody else's                                       |
+
+A lost lease or a stop cancels the agent's task, again each second if it clings to life. What the agent raises or
+returns after the end of its pass counts for nothing, so swallowing `Preempted` gains it nothing.
+"""
+
+import asyncio
+import dataclasses
+import traceback
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from tidefast.protocol.answers import LeaseGrant
+from tidefast.protocol.canonical import CanonicalError, canonical
+from tidefast.protocol.points import Hook
+from tidefast.protocol.verdicts import Refused
+from tidefast.sdk.app import App
+from tidefast.sdk.authority import Authority
+from tidefast.sdk.errors import Error, Fail, Misuse, PassEnded, Preempted
+from tidefast.sdk.lease import Clock, HeldLease, LeaseTable, boot_s
+from tidefast.sdk.line import Backoff, Line
+from tidefast.sdk.run import Run
+
+Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
+RECANCEL_S = 1.0
+DETAIL_LENGTH_MAX = 400
+FAILING_AGAIN = "the run was failing; its open effects are settled"
+_log = structlog.get_logger()
+
+
+class Pass:
+    """Drives one grant to its end. Built on the running loop; `asked_s` is when the grant was asked for."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        app: App,
+        grant: LeaseGrant,
+        asked_s: float,
+        leases: LeaseTable,
+        *,
+        hook: Hook | None = None,
+        backoff: Backoff = Backoff(),  # noqa: B008 - immutable
+        clock: Clock = boot_s,
+        grace_s: float = 30.0,
+    ) -> None:
+        self.lease = HeldLease(grant, asked_s)
+        self.line = Line(authority, grant, self.lease, backoff, clock)
+        self._app, self._grant, self._leases, self._hook, self._grace_s = app, grant, leases, hook, grace_s
+        self._authority, self._token = authority, grant.token
+        self._log = _log.bind(run=grant.run_id, epoch=grant.epoch, agent=grant.agent)
+
+    def stop(self) -> None:
+        """Shut down: ask for nothing new, let what is in flight settle, release the lease."""
+        self.line.stop()
+
+    async def drive(self) -> Outcome:
+        """Run the agent under the lease and give the lease back. Raises nothing that the agent raised."""
+        loop = asyncio.get_running_loop()
+        self.lease.on_lost = lambda lost: _tell(loop, self.line, lost)
+        self._leases.add(self.lease)
+        self._log.info("pass_started", failing=self._grant.is_failing, journal=len(self._grant.journal))
+        try:
+            outcome = await self._outcome()
+        except Preempted as lost:
+            self._log.warning("preempted", why=lost.why)
+            return "preempted"
+        finally:
+            self._leases.remove(self.lease)
+        self._log.info("pass_ended", outcome=outcome)
+        return outcome
+
+    async def _outcome(self) -> Outcome:
+        try:
+            if self._grant.is_failing:
+                return await self._settle_failing()
+            return await self._run_agent()
+        except PassEnded as ended:
+            return await self._release(ended)
+        except Error as error:
+            self._log.error("pass_misused", error=_short(error))
+            return await self._release(PassEnded(self._grant.run_id, "error", _short(error)))
+
+    async def _run_agent(self) -> Outcome:
+        spec = self._app.agents.get(self._grant.agent)
+        if spec is None:
+            raise Misuse(
+                f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
+            )
+        run = Run(self._grant, self.line, spec.on_drift, self._hook)
+        task = asyncio.ensure_future(spec.start(run, self._grant.input_json))
+        try:
+            await self._supervise(task)
+        finally:
+            task.cancel()
+        raised = _raised(task)
+        if self.line.ended is not None and not self._may_still_end(raised):
+            await self.line.drain(0 if isinstance(self.line.ended, Preempted) else self._grace_s)
+            raise self.line.ended
+        self.line.end(PassEnded(self._grant.run_id, "done", "the agent has returned"))
+        await self.line.drain(self._grace_s)
+        if raised is None:
+            return await self._complete(task.result(), run.answered, spec.dropped)
+        failed = _fail_in(raised)
+        if failed is not None:
+            return await self._fail(failed.why)
+        self._log.error("agent_raised", error=_short(raised), trace="".join(traceback.format_exception(raised)))
+        return await self._release(PassEnded(self._grant.run_id, "error", _short(raised)))
+
+    def _may_still_end(self, raised: BaseException | None) -> bool:
+        """Whether the agent ended before it heard of the shutdown: then its word counts, and no pass is wasted."""
+        return self.line.is_stopping and not self.line.is_told and (raised is None or _fail_in(raised) is not None)
+
+    async def _supervise(self, task: "asyncio.Future[Any]") -> None:
+        """Wait for the agent; once the pass has ended, make its task end as well."""
+        ended = asyncio.ensure_future(self.line.has_ended.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not task.done() and not isinstance(self.line.ended, Preempted):
+            await self.line.drain(self._grace_s)
+        while not task.done():
+            self.line.cancel_waiting()
+            task.cancel()
+            await asyncio.wait((task,), timeout=RECANCEL_S)
+        if isinstance(self.line.ended, Preempted):
+            self.line.cancel_waiting()
+
+    async def _complete(self, result: Any, asked: list[str], dropped: tuple[str, ...]) -> Outcome:
+        result_json = _result_json(self._grant.agent, result)
+        self.lease.is_ending = True
+        authority, token = self._authority, self._token
+        answer = await self.line.ask_settled(
+            lambda: authority.complete(token, result_json, asked, dropped), is_ending=True
+        )
+        if not isinstance(answer, Refused):
+            return "completed"
+        steps = answer.facts.get("steps")
+        if (answer.code, answer.reason) == ("unsettled_effects", "not_asked") and isinstance(steps, list | tuple):
+            named = ", ".join(map(str, steps))
+            why = "earlier passes settled them since the newest checkpoint, and this pass didn't ask for them"
+            hint = f"ask for them, or drop them: @app.agent(dropped=[{', '.join(repr(str(step)) for step in steps)}])"
+            raise Misuse(f"the run can't complete without its steps {named}", why, hint)
+        raise Error("the run's completion was refused", f"{answer.code} ({answer.reason})")
+
+    async def _settle_failing(self) -> Outcome:
+        """No agent code: what is open is settled by its stored calls, then the run ends."""
+        await self.line.settle(self._grant.unsettled, is_ending=True)
+        return await self._fail(FAILING_AGAIN)
+
+    async def _fail(self, why: str) -> Outcome:
+        self.lease.is_ending = True
+        text = _clean(why)
+        authority, token = self._authority, self._token
+        while True:
+            answer = await self.line.ask_settled(lambda: authority.fail(token, text), is_ending=True)
+            if isinstance(answer, Refused):
+                raise Error("the run's failing was refused", f"{answer.code} ({answer.reason})")
+            if answer.state == "failed":
+                return "failed"
+
+    async def _release(self, ended: PassEnded) -> Outcome:
+        self.line.end(ended)
+        await self.line.drain(self._grace_s)
+        self.lease.is_ending = True
+        detail = _clean(ended.why)[:DETAIL_LENGTH_MAX]
+        authority, token = self._authority, self._token
+        answer = await self.line.ask(lambda: authority.release(token, ended.reason, detail, 0), is_ending=True)
+        if isinstance(answer, Refused):
+            self._log.error("release_refused", code=answer.code, reason=answer.reason)
+        self._log.info("lease_released", reason=ended.reason, detail=detail)
+        return ended.reason
+
+
+def _tell(loop: asyncio.AbstractEventLoop, line: Line, lost: Preempted) -> None:
+    """End the line on its own loop, from whatever thread noticed the loss."""
+    try:
+        loop.call_soon_threadsafe(line.end, lost)
+    except RuntimeError:  # the loop is closed: nothing runs that could be told
+        return
+
+
+def _raised(task: "asyncio.Future[Any]") -> BaseException | None:
+    return asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
+
+
+def _fail_in(raised: BaseException) -> Fail | None:
+    """The `Fail` that an agent raised, also from inside a task group."""
+    if isinstance(raised, Fail):
+        return raised
+    if isinstance(raised, BaseExceptionGroup):
+        return next((found for inner in raised.exceptions if (found := _fail_in(inner)) is not None), None)
+    return None
+
+
+def _result_json(agent: str, result: Any) -> str:
+    try:
+        is_record = isinstance(result, msgspec.Struct) or (
+            dataclasses.is_dataclass(result) and not isinstance(result, type)
+        )
+        return canonical(msgspec.to_builtins(result) if is_record else result)
+    except (CanonicalError, TypeError) as error:
+        raise Misuse(f"agent {agent} returned what can't be stored", f"not JSON: {error}") from error
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:DETAIL_LENGTH_MAX]
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates, which no JSON can carry."""
+    return text.encode("utf-8", "replace").decode()

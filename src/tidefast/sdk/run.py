@@ -1,0 +1,262 @@
+"""What an agent sees of its run.
+
+On resume the agent's function runs again from the top, and each finished step is answered from the journal that came
+with the grant: nothing is asked, nothing is sent. The first step that the journal doesn't know goes to the authority.
+Step ids are explicit; one id is asked for once in a pass. Every method raises `Preempted` once the lease is lost and
+`PassEnded` once the pass is over.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from tidefast.protocol.answers import JournalEntry, JournalPage, LeaseGrant, StepAnswer
+from tidefast.protocol.canonical import JSON, CanonicalError, call_digest, canonical
+from tidefast.protocol.ids import is_id
+from tidefast.protocol.points import Hook, Point
+from tidefast.protocol.verdicts import Refused
+from tidefast.sdk.app import OnDrift
+from tidefast.sdk.errors import Error, Misuse, PassEnded, Rejected
+from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
+from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
+from tidefast.sdk.tools import PythonTool
+
+
+class Run:
+    """One pass of a run, under one lease. Made by the worker; agents receive it."""
+
+    def __init__(self, grant: LeaseGrant, line: Line, on_drift: OnDrift = "freeze", hook: Hook | None = None) -> None:
+        self.id: str = grant.run_id
+        self.agent: str = grant.agent
+        self.agent_version: str = grant.agent_version
+        self.epoch: int = grant.epoch
+        self.answered: list[str] = []  # effects that the books answered since this pass's newest checkpoint
+        self._holder = grant.holder
+        self._line, self._authority, self._token = line, line.authority, grant.token
+        self._on_drift, self._hook = on_drift, hook
+        self._journal = Journal(grant.journal, grant.journal_next, self._journal_page)
+        self._asked: set[str] = set()
+        self._effects_out = 0
+        self._no_effects = asyncio.Event()
+        self._no_effects.set()
+        self._stored = grant.checkpoint
+        self._count = 0  # the number of the newest checkpoint that this pass has asked for
+        self._has_checkpointed = False
+        self._state_json = grant.state_json
+        self._checkpointing = asyncio.Lock()
+
+    @property
+    def state(self) -> Any:
+        """The newest checkpoint's state, None if there is none.
+
+        A pass that reads it before its first checkpoint goes on from there: its next checkpoint has the number after
+        the stored one. A pass that never reads it runs from the top, and its n-th checkpoint has number n.
+        """
+        if not self._has_checkpointed:
+            self._count = self._stored
+        return msgspec.json.decode(self._state_json)
+
+    async def tool(self, step_id: str, tool: str | PythonTool, /, **args: Any) -> Any:
+        """Cause an effect, or answer what the books hold of it: the body of its receipt.
+
+        Durable when it returns. Raises `Rejected` if the effect is finally refused, `Misuse` for arguments that are not
+        JSON. A stored step with another call ends the pass and freezes the run, or answers the stored receipt
+        (`on_drift="stored"`).
+        """
+        name = tool if isinstance(tool, str) else tool.name
+        entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
+        if entry is not None:
+            return self._replay_tool(entry, name, args)
+        args_json = self._json(step_id, "its arguments", args)
+        with self._line.guard():
+            await self._reach("sdk.before_apply", step_id)
+            answer = await self._effect(step_id, name, args_json)
+            await self._reach("sdk.after_apply", step_id)
+        return body_of(self._receipt(step_id, answer))
+
+    async def compensate(self, step_id: str) -> Any:
+        """Undo a step by the tool that its contract names: the body of the undo's receipt. Durable when it returns.
+
+        The undo is a step of its own (`STEP~undo`) under a key of its own, finished once however often it is asked for.
+        """
+        undo_id = step_id + UNDO_SUFFIX
+        entry = self._journal.entries.get(self._first(undo_id, of=step_id)) or await self._later(undo_id)
+        if entry is not None:
+            return self._settled(entry)
+        with self._line.guard():
+            await self._reach("sdk.before_apply", undo_id)
+            self._effects_out += 1
+            self._no_effects.clear()
+            try:
+                answer = await self._line.ask(lambda: self._authority.compensate(self._token, step_id, WAIT_MS))
+            finally:
+                self._effect_back()
+            await self._reach("sdk.after_apply", undo_id)
+        return body_of(self._receipt(undo_id, answer))
+
+    async def step(self, step_id: str, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Run a local function once and journal its value, which must be JSON. Durable when it returns.
+
+        A later pass is answered with the journaled value. If the process dies before that, the function runs again, so
+        it must cause no effect of its own. What it raises goes through, and nothing is journaled.
+        """
+        entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
+        if entry is not None:
+            if entry.kind != "local":
+                self._drift(step_id, "a local step", f"the journal holds a call of a tool ({entry.kind})")
+            return value_of(entry)
+        with self._line.translated():
+            value = function(*args)
+            if inspect.isawaitable(value):
+                value = await value
+        value_json = self._json(step_id, f"the value of {getattr(function, '__name__', 'the function')}", value)
+        with self._line.guard():
+            answer = await self._line.ask(lambda: self._authority.save_result(self._token, step_id, value_json))
+        return self._receipt(step_id, answer)
+
+    async def checkpoint(self, state: JSON) -> None:
+        """Store the run's state, a JSON value, under the next number. Durable when it returns.
+
+        Waits until the effects of parallel branches are settled. A checkpoint that an earlier pass has already stored
+        is not sent again.
+        """
+        with self._line.guard():
+            async with self._checkpointing:
+                await self._no_effects.wait()
+                self._line.check()
+                self._has_checkpointed = True
+                number = self._count + 1
+                if number <= self._stored:
+                    self._count = number
+                    return
+                state_json = self._json(f"checkpoint {number}", "its state", state)
+                await self._save(number, state_json)
+
+    async def _save(self, number: int, state_json: str) -> None:
+        await self._reach("sdk.before_checkpoint", "", number=number)
+        answered = len(self.answered)
+        answer = await self._line.ask_settled(lambda: self._authority.checkpoint(self._token, number, state_json))
+        if isinstance(answer, Refused):
+            raise self._refusal(f"checkpoint {number}", answer)
+        self._count = self._stored = number
+        self._state_json = state_json
+        del self.answered[:answered]  # a run is asked only for what was settled since its newest checkpoint
+        await self._reach("sdk.after_checkpoint", "", number=number)
+
+    def _first(self, step_id: str, of: str = "") -> str:
+        """The id, once checked: well-formed, and not asked for before in this pass."""
+        if self._line.ended is not None:  # a journaled answer needs no more: it writes nothing, so no clock is read
+            self._line.check()
+        if step_id in self._asked:
+            hint = "give each step of a pass an id of its own, in a loop by its place in the loop"
+            raise Misuse(f"step {step_id} is asked for twice in one pass", "one id is one effect", hint)
+        if step_id not in self._journal.entries and not is_id(of or step_id):
+            hint = "1 to 128 letters, digits, dots, dashes and underscores, not starting with a dot or dash"
+            raise Misuse(f"{step_id[:160]!r} can't be the id of a step", hint)
+        self._asked.add(step_id)
+        return step_id
+
+    async def _later(self, step_id: str) -> JournalEntry | None:
+        """The step from those pages of the journal that aren't here yet."""
+        if not self._journal.next:
+            return None
+        with self._line.guard():
+            return await self._journal.find_later(step_id)
+
+    async def _journal_page(self, after: int) -> JournalPage:
+        page = await self._line.ask(lambda: self._authority.journal(self._token, after))
+        if isinstance(page, Refused):
+            raise self._refusal("the journal", page)
+        return page
+
+    def _replay_tool(self, entry: JournalEntry, tool: str, args: dict[str, Any]) -> Any:
+        """The journal's answer to a call, if it is the call that the journal holds."""
+        try:
+            is_same = entry.kind == "tool" and is_same_call(entry, tool, args)
+        except CanonicalError as error:
+            raise _not_json(entry.step_id, "its arguments", error) from error
+        if not is_same and (self._on_drift == "freeze" or entry.kind != "tool"):
+            asked = call_digest(tool, canonical(args))
+            self._drift(entry.step_id, f"{tool} with call digest {asked}", f"the stored one is {entry.call_digest}")
+        return self._settled(entry)
+
+    def _settled(self, entry: JournalEntry) -> Any:
+        self.answered.append(entry.step_id)
+        if entry.state == "rejected":
+            raise Rejected(entry.step_id, entry.reason, receipt_of(entry))
+        return body_of(receipt_of(entry))
+
+    async def _effect(self, step_id: str, tool: str, args_json: str) -> StepAnswer | Refused:
+        """Ask for an effect, counted while it is out. Drift is met as the agent said it should be."""
+        self._effects_out += 1
+        self._no_effects.clear()
+        try:
+            line, authority, token = self._line, self._authority, self._token
+            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS))
+            if not isinstance(answer, Refused) or answer.code != "step_conflict":
+                return answer
+            if self._on_drift == "stored" and answer.reason != "other_kind":
+                return await line.ask(lambda: authority.apply(token, step_id, tool, None, WAIT_MS))
+        finally:
+            self._effect_back()
+        asked = f"{tool} with call digest {call_digest(tool, args_json)}"
+        self._drift(step_id, asked, f"the stored one is {answer.facts.get('stored_digest', answer.reason)}")
+
+    def _effect_back(self) -> None:
+        self._effects_out -= 1
+        if not self._effects_out:
+            self._no_effects.set()
+
+    def _drift(self, step_id: str, asked: str, stored: str) -> NoReturn:
+        """The agent's code no longer makes the call that the books hold: a person must look."""
+        why = f"step {step_id} drifted: asked for {asked}; {stored}"
+        ended = PassEnded(
+            self.id, "drift", why, "the run is frozen; release code that makes the stored call, then thaw it"
+        )
+        self._line.end(ended)
+        raise ended
+
+    def _receipt(self, step_id: str, answer: StepAnswer | Refused) -> Any:
+        if isinstance(answer, Refused):
+            if answer.code == "step_rejected":
+                self.answered.append(step_id)
+            raise self._refusal(f"step {step_id}", answer, step_id)
+        if answer.replayed:
+            self.answered.append(step_id)
+        return msgspec.json.decode(answer.receipt_json)
+
+    def _refusal(self, what: str, refused: Refused, step_id: str = "") -> Exception:
+        """A refusal that is neither to be waited for nor the end of the pass, as an exception for the agent."""
+        if refused.code == "step_rejected":
+            return Rejected(step_id, refused.reason, refused.facts.get("receipt"))
+        if refused.code == "step_conflict":
+            self._drift(step_id, "a step of this kind", f"the journal holds another one ({refused.reason})")
+        told = ", ".join(f"{name} {value}" for name, value in refused.facts.items() if name != "receipt")
+        why = f"{refused.code} ({refused.reason})" + (f": {told}" if told else "")
+        kind = Misuse if refused.code in ("invalid", "not_found", "already_decided") else Error
+        return kind(f"{what} was refused", why, "nothing was sent; mend the call")
+
+    def _json(self, step_id: str, part: str, value: Any) -> str:
+        try:
+            return canonical(value)
+        except CanonicalError as error:
+            raise _not_json(step_id, part, error) from error
+
+    async def _reach(self, point: Point, step_id: str, **more: int) -> None:
+        if self._hook is not None:
+            facts: Mapping[str, str | int] = {
+                "run": self.id,
+                "step": step_id,
+                "epoch": self.epoch,
+                "holder": self._holder,
+                **more,
+            }
+            await self._hook(point, facts)
+
+
+def _not_json(step_id: str, part: str, error: CanonicalError) -> Misuse:
+    hint = "pass dicts, lists, texts, numbers, booleans and None"
+    return Misuse(f"{step_id}: {part} can't be journaled", f"not JSON: {error}", hint)

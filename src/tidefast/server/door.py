@@ -1,0 +1,141 @@
+"""What every request passes before anything of the authority is asked.
+
+In this order: Host and Origin (a web page that was led to a loopback name must get nowhere), the address's spelling,
+then framing and size. The body is read by `read_body` alone, which stops at the limit whatever the headers said.
+"""
+
+import ipaddress
+import math
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidefast.wire.problem import MEDIA_TYPE, Problem, invalid, problem, too_large
+from tidefast.wire.strict import BODY_BYTES_MAX
+
+JSON_TYPE = "application/json"
+ALONE = (b"host", b"authorization", b"tidefast-lease", b"content-type", b"origin")
+
+
+class CallerGone(Exception):
+    """The caller hung up before its request was whole; nobody hears an answer, and nothing was asked."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as written in a URL without its port, is this machine by name or number."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """The value of a header, empty if it wasn't sent."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1")).strip()
+    return ""
+
+
+def answer(status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    """A JSON answer."""
+    return Response(body, status, {"Cache-Control": "no-store", **dict(headers)}, JSON_TYPE)
+
+
+def refusal(told: Problem, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    """A problem as an answer."""
+    extra = {"Cache-Control": "no-store", **dict(headers)}
+    if told.retry_after_ms:
+        extra["Retry-After"] = str(math.ceil(told.retry_after_ms / 1000))
+    if told.status == 401:
+        extra["WWW-Authenticate"] = "Bearer"
+    return Response(told.to_json(), told.status, extra, MEDIA_TYPE)
+
+
+class Door:
+    """The outermost part of the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        told = _foreign(scope) or _repeated(scope) or _misspelled(scope) or _framing(scope)
+        if told is None:
+            await self.app(scope, receive, send)
+            return
+        closing = [("Connection", "close")] if header(scope, b"expect") else []
+        await refusal(told, closing)(scope, receive, send)
+
+
+def _foreign(scope: Scope) -> Problem | None:
+    """The loopback rule: only this machine's names, and no page of another origin."""
+    host = header(scope, b"host")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        name = ""
+    if not is_loopback(name):
+        return problem("unsupported", "host_not_allowed")
+    origin, site = header(scope, b"origin"), header(scope, b"sec-fetch-site")
+    if origin and origin.lower() != f"http://{host.lower()}":
+        return problem("forbidden", "cross_origin")
+    if site and site not in ("same-origin", "none"):
+        return problem("forbidden", "cross_origin")
+    return None
+
+
+def _repeated(scope: Scope) -> Problem | None:
+    names = [name for name, _ in scope["headers"]]
+    for name in ALONE:
+        if names.count(name) > 1:
+            return invalid("header_repeated", f"the header {name.decode().title()} stands twice")
+    return None
+
+
+def _misspelled(scope: Scope) -> Problem | None:
+    """No id needs an escape, so an escaped or doubled slash can only be meant to reach another address."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return problem("not_found", "route_unknown") if b"%" in path or b"//" in path else None
+
+
+def _framing(scope: Scope) -> Problem | None:
+    length = header(scope, b"content-length")
+    if length and not (length.isascii() and length.isdigit()):
+        return problem("invalid", "framing_ambiguous")
+    if length and int(length[:19]) > BODY_BYTES_MAX:
+        return too_large()
+    encodings = header(scope, b"transfer-encoding").lower()
+    if encodings and encodings != "chunked":
+        return problem("invalid", "framing_ambiguous")
+    if header(scope, b"content-encoding").lower() not in ("", "identity"):
+        return problem("unsupported", "content_encoding")
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes | Problem:
+    """The body, at most 1 MiB of it. Raises `CallerGone` if the caller hangs up before its end."""
+    chunks: list[bytes] = []
+    length, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        chunk: bytes = message.get("body", b"")
+        length += len(chunk)
+        if length > BODY_BYTES_MAX:
+            return too_large()
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    media = header(scope, b"content-type").lower().replace(" ", "")
+    if length and media not in (JSON_TYPE, f"{JSON_TYPE};charset=utf-8", f'{JSON_TYPE};charset="utf-8"'):
+        return problem("unsupported", "media_type")
+    return b"".join(chunks)

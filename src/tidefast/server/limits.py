@@ -1,0 +1,175 @@
+"""The limits of one connection, in one subclass of uvicorn's httptools protocol.
+
+Request line 8 KiB; 64 headers, 8 KiB each, 32 KiB in all; 5 s from a request's first byte to the end of its headers;
+30 s between two pieces of a body. What can't be parsed is answered with a problem and the connection is closed, because
+where the next request begins is no longer known. A request already being worked on is answered first: bytes that come
+after it must not turn its answer into an error.
+"""
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from tidefast.wire.problem import MEDIA_TYPE, Problem, problem
+
+REQUEST_LINE_MAX = 8 * 1024
+HEADER_MAX = 8 * 1024
+HEADERS_MAX = 64
+HEADERS_BYTES_MAX = 32 * 1024
+HEADER_TIME_S = 5.0
+BODY_IDLE_S = 30.0
+UNREAD_MAX = 4 * 1024 * 1024  # of a refused body that is let pass so that its sender can read the refusal
+
+
+class _Over(Exception):
+    """A limit was passed inside a callback of the parser."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. `_in_headers` and `_in_body` say how far the request that is being read has come."""
+
+    header_time_s = HEADER_TIME_S
+    body_idle_s = BODY_IDLE_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._told: Problem | None = None
+        self._is_dead = False
+        self._in_headers = False
+        self._in_body = False
+        self._begun = 0
+        self._head_bytes = 0  # of unfinished headers: the parser itself would gather them without end
+        self._bytes_of_headers = 0
+        self._unread = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm(self.header_time_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_dead:
+            return
+        self._unset_keepalive_if_required()
+        if not self._in_headers and not self._in_body:
+            self._arm(self.header_time_s)
+        begun = self._begun
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # nothing is upgraded here: the request was handed over and is answered as what it is
+        except httptools.HttpParserError as error:
+            self._broken(error)
+            return
+        if self._in_headers:
+            self._head_bytes += len(data) if self._begun == begun else 0
+            if self._head_bytes > HEADERS_BYTES_MAX + REQUEST_LINE_MAX:
+                self._refuse(problem("unsupported", "headers_too_large"))
+        elif self._in_body:
+            self._arm(self.body_idle_s)
+
+    # --- the parser's callbacks ----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._in_body = True, False
+        self._begun += 1
+        self._head_bytes = self._bytes_of_headers = self._unread = 0
+        self._arm(self.header_time_s)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > REQUEST_LINE_MAX:
+            self._over("request_line_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name) + len(value)
+        self._bytes_of_headers += size
+        too_many = len(self.headers) >= HEADERS_MAX or self._bytes_of_headers > HEADERS_BYTES_MAX
+        if too_many or size > HEADER_MAX:
+            self._over("headers_too_large")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._told = problem("invalid", "http_invalid")
+            raise _Over
+        self._in_headers, self._in_body = False, True
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:
+            self._unread += len(body)
+            if self._unread > UNREAD_MAX:
+                self._is_dead = True
+                self.transport.close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._disarm()
+        super().on_message_complete()
+
+    # --- ends ----------------------------------------------------------------------------------------------
+
+    def _over(self, reason: str) -> None:
+        self._told = problem("unsupported", reason)
+        raise _Over
+
+    def _broken(self, error: httptools.HttpParserError) -> None:
+        words = str(error)
+        is_framing = "Content-Length" in words or "Transfer-Encoding" in words
+        told = self._told or problem("invalid", "framing_ambiguous" if is_framing else "http_invalid")
+        self._refuse(told)
+
+    def _refuse(self, told: Problem) -> None:
+        """Answer with a problem and close; if an earlier request is being answered, only close after that."""
+        self._is_dead = True
+        self._disarm()
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._in_body and (self.pipeline or (cycle is not None and cycle.response_complete)):
+            self.transport.close()  # the answer was given, or another one is due first
+            return
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or not self._in_body:
+                cycle.keep_alive = False
+                return
+            cycle.disconnected = True  # its body can't be completed: whoever waits for it is told
+            cycle.message_event.set()
+        body = told.to_json()
+        head = [
+            STATUS_LINE[told.status],
+            b"content-type: ",
+            MEDIA_TYPE.encode(),
+            b"\r\ncache-control: no-store\r\nconnection: close\r\ncontent-length: ",
+            str(len(body)).encode(),
+            b"\r\n\r\n",
+        ]
+        self.transport.write(b"".join((*head, body)))
+        self.transport.close()
+
+    def _arm(self, delay_s: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(delay_s, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        """Too slow. A connection on which nothing was begun is closed without a word."""
+        self._timer = None
+        if self._is_dead or self.transport.is_closing():
+            return
+        if self._in_headers or self._in_body:
+            self._refuse(problem("unsupported", "request_late"))
+        else:
+            self.transport.close()

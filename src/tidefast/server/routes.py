@@ -1,0 +1,200 @@
+"""The addresses, and the order in which each request is judged.
+
+After the door (`door.py`): the method; the operator's key; the lease token (none: 428, not ours or for another run:
+401); the live-epoch fence; only then the body. A stale caller with a broken body hears that it is stale, because the
+first answer decides what it does next. Release, complete and fail may be repeated after they ended the epoch, so a
+refusal of the fence is kept back there until the body is known to be whole, and the rules answer.
+
+A caller that hangs up changes nothing: no call of the authority is ever cancelled from here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qsl
+
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tidefast.protocol.ids import is_derived_id, is_id
+from tidefast.protocol.records import Right
+from tidefast.server import verbs
+from tidefast.server.door import CallerGone, answer, header, read_body, refusal
+from tidefast.server.keys import is_key
+from tidefast.server.report import report
+from tidefast.server.verbs import Authority, Call, Outcome, Signer
+from tidefast.stores.base import StoreError
+from tidefast.wire import messages as m
+from tidefast.wire.answers import encode
+from tidefast.wire.problem import Problem, from_refused, invalid, problem
+
+Guard = Literal["open", "lease", "operator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One method of one address. `may_repeat`: the verb can end its own epoch, and be asked again after that."""
+
+    guard: Guard
+    message: type[m.Message]
+    ask: Callable[[Call], Awaitable[Outcome]]
+    may_repeat: bool = False
+    may_wait: bool = False  # a wait that is given up when the server stops; nothing is lost by that
+
+
+RUN = "/v1/runs/{run}"
+STEP = RUN + "/steps/{step}"
+VERBS: dict[str, dict[str, Verb]] = {
+    "/v1/runs": {
+        "GET": Verb("open", m.RunsQuery, verbs.runs),
+        "POST": Verb("open", m.CreateRun, verbs.create_run),
+    },
+    RUN: {"GET": Verb("open", m.Empty, verbs.run)},
+    RUN + "/events": {"GET": Verb("open", m.AfterSeqQuery, verbs.events)},
+    RUN + "/steps": {"GET": Verb("open", m.AfterStepQuery, verbs.steps)},
+    STEP: {"GET": Verb("open", m.Empty, verbs.step), "POST": Verb("lease", m.Apply, verbs.apply)},
+    STEP + "/result": {"POST": Verb("lease", m.SaveResult, verbs.save_result)},
+    STEP + "/compensate": {"POST": Verb("lease", m.Compensate, verbs.compensate)},
+    STEP + "/resolve": {"POST": Verb("operator", m.Resolve, verbs.resolve)},
+    "/v1/claims": {"POST": Verb("open", m.Claim, verbs.claim, may_wait=True)},
+    RUN + "/lease": {"POST": Verb("open", m.Grant, verbs.grant)},
+    RUN + "/lease/renew": {"POST": Verb("lease", m.Empty, verbs.renew)},
+    RUN + "/lease/release": {"POST": Verb("lease", m.Release, verbs.release, may_repeat=True)},
+    "/v1/leases/renew": {"POST": Verb("open", m.RenewMany, verbs.renew_many)},
+    RUN + "/checkpoints": {"POST": Verb("lease", m.SaveCheckpoint, verbs.checkpoint)},
+    RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True)},
+    RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True)},
+    RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
+    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
+    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
+    "/v1/held": {"GET": Verb("open", m.Empty, verbs.held)},
+    "/healthz": {"GET": Verb("open", m.Empty, verbs.healthz)},
+    "/readyz": {"GET": Verb("open", m.Empty, verbs.readyz)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What every address needs. `stopping` is set when the server begins to end."""
+
+    authority: Authority
+    signer: Signer
+    operator_digest: bytes
+    stopping: asyncio.Event
+
+
+class Address:
+    """One address as an ASGI application."""
+
+    def __init__(self, server: Server, table: dict[str, Verb]) -> None:
+        self._server = server
+        self._table = table
+        self._allow = ", ".join(sorted(table))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        verb = self._table.get(scope["method"])
+        if verb is None:
+            told = problem("unsupported", "method_not_allowed", {"method": scope["method"][:32], "allow": self._allow})
+            response = refusal(told, [("Allow", self._allow)])
+        else:
+            parts = scope["path_params"]
+            call = Call(self._server.authority, self._server.signer, parts.get("run", ""), parts.get("step", ""))
+            response = await self._answer(verb, call, scope, receive)
+        await response(scope, receive, send)
+
+    async def _answer(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Response:
+        """The answer, whatever happens: an error is logged without token or body, and told without its inside."""
+        try:
+            outcome = await self._judge(verb, call, scope, receive)
+        except CallerGone:
+            outcome = problem("unsupported", "request_late")
+        except StoreError as error:
+            report(error, call, scope)
+            outcome = problem("store_unavailable", "not_ready" if verb.ask is verbs.readyz else "store")
+        except Exception as error:
+            report(error, call, scope)
+            outcome = problem("internal", "error")
+        if isinstance(outcome, Problem):
+            closing = [("Connection", "close")] if outcome.status == 413 and header(scope, b"expect") else []
+            return refusal(outcome, closing)
+        return answer(outcome.status, encode(outcome.body))
+
+    async def _judge(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Outcome:
+        """The checks in their order, then the question itself."""
+        if verb.guard == "operator":
+            told = self._operator(scope)
+            if told is not None:
+                return told
+        stale: Problem | None = None
+        if verb.guard == "lease":
+            right = self._right(call, scope)
+            if isinstance(right, Problem):
+                return right
+            call.right = right
+            refused = await call.authority.fence(right)
+            stale = None if refused is None else from_refused(refused)
+            if stale is not None and not verb.may_repeat:
+                return stale
+        message = _bad_name(call) or await _message(verb, scope, receive)
+        if isinstance(message, Problem):
+            return stale or message
+        call.message = message
+        return await self._wait(verb.ask(call)) if verb.may_wait else await verb.ask(call)
+
+    def _operator(self, scope: Scope) -> Problem | None:
+        sent = header(scope, b"authorization")
+        if is_key(sent, self._server.operator_digest):
+            return None
+        return problem("unauthenticated", "key_unknown" if sent else "key_missing")
+
+    def _right(self, call: Call, scope: Scope) -> Right | Problem:
+        token = header(scope, b"tidefast-lease")
+        if not token:
+            return problem("lease_required", "token_missing")
+        right = self._server.signer.verify(token)
+        if right is None:
+            return problem("bad_token", "bad_token")
+        return right if right.run_id == call.run else problem("bad_token", "other_run")
+
+    async def _wait(self, asking: Awaitable[Outcome]) -> Outcome:
+        """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat."""
+        stopping = self._server.stopping
+        asked = asyncio.ensure_future(asking)
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait((asked, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            return problem("store_unavailable", "stopping")
+        finally:
+            stopped.cancel()
+            if not asked.done():
+                asked.cancel()
+
+
+def _bad_name(call: Call) -> Problem | None:
+    for where, name in (("run", call.run), ("step", call.step)):
+        if name and not is_id(name) and not is_derived_id(name):
+            bad = m.bad_id(where)
+            return invalid(bad.reason, bad.detail, bad.facts)
+    return None
+
+
+async def _message(verb: Verb, scope: Scope, receive: Receive) -> m.Message | Problem:
+    if scope["method"] == "GET":
+        try:
+            pairs = parse_qsl(scope["query_string"].decode("ascii"), keep_blank_values=True, max_num_fields=16)
+        except ValueError:
+            return invalid("query_invalid", "the query is not ASCII or has more than 16 fields")
+        return m.decode_query(verb.message, pairs)
+    if scope["query_string"]:
+        return invalid("query_invalid", "this address takes no query")
+    body = await read_body(scope, receive)
+    return body if isinstance(body, Problem) else m.decode(verb.message, body)
+
+
+def routes(server: Server) -> list[Route]:
+    """Every address that the server knows."""
+    return [Route(path, Address(server, table)) for path, table in VERBS.items()]

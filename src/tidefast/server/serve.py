@@ -1,0 +1,137 @@
+"""Sockets, the limits of a connection, and an orderly end.
+
+The listening socket is our own, made with IPPROTO_TCP: without it asyncio leaves Nagle's algorithm on, and small
+answers take 40 ms. Without keys for callers only loopback addresses are bound. On SIGTERM or SIGINT no new connection
+is accepted, long polls end, requests in flight are answered, and `serve` returns; what is still open after the grace is
+cut off, which its caller hears as an unknown outcome and repeats.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from tidefast.server.door import is_loopback
+from tidefast.server.limits import LimitedProtocol
+
+GRACE_S = 10
+KEEP_ALIVE_S = 75  # longer than any client of ours keeps an idle connection, so that the client is the one to close
+BACKLOG = 1024
+T = TypeVar("T")
+
+
+class ServeRefused(Exception):
+    """The server can't be started. The message says what, why and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket on a loopback address; port 0 takes a free one. Raises `ServeRefused`."""
+    name = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    if not is_loopback(name):
+        raise ServeRefused(f"--host {host}: only loopback addresses are served; use 127.0.0.1 or ::1")
+    family = socket.AF_INET6 if ipaddress.ip_address(name).version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((name, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+        raise ServeRefused(f"--host {host} --port {port}: {reason}; choose another port or address") from error
+    return listener
+
+
+async def serve(
+    app: Starlette,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until a signal comes or `stop` is set, then end in order. `on_ready` is told the URL.
+
+    Raises `ServeRefused` if the address can't be bound.
+    """
+    listener = listen(host, port)
+    config = uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    try:
+        await _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready).serve([listener])
+    finally:
+        listener.close()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with a stop event and with signals that end it instead of being raised again."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        stopping: asyncio.Event,
+        stop: asyncio.Event,
+        on_ready: Callable[[str], None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self._stop = stop
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def main_loop(self) -> None:
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first signal ends the server in order, the second one without waiting for requests in flight."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        self.force_exit = self._stop.is_set()
+        self._stop.set()

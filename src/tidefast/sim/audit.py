@@ -1,0 +1,152 @@
+"""The auditor: folds every log of a store again, without the rules, and says what doesn't hold.
+
+For each run: the laws, the chain, and the store's projections (head and steps) against the log, which is the truth. A
+projection that says something else is a breach of `altered_log`. Effects that a provider's ledger counts and no log
+knows never passed the gateway: `unlogged_effect`. One run is held in memory at a time. The store may be in use: a run
+that moves while it is read is read again, and if it never rests its log alone is judged. A ledger is a picture of one
+moment: judge by it a store that is at rest.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.laws import LAWS, Ack, Violation
+from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.trace import SETTLED, Facts, Trace, fold
+from tidefast.sim.history import Ledger, Reader
+from tidefast.stores.base import Store
+
+NAMED_MAX = 1_000  # violations that are kept with their sentences; all are counted
+TRIES = 5  # readings of a run that moves
+PAGE_STEPS = 500
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What was looked at and what was found. `violations` are the first ones; `counts` has them all, by law."""
+
+    runs: int = 0
+    events: int = 0
+    mutating_steps: int = 0
+    preemptions: int = 0  # epochs that something else than their holder ended
+    held: int = 0  # steps that a person was asked about
+    moving: int = 0  # runs whose projections could not be compared, because they never rested
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAWS, 0))
+    violations: list[Violation] = field(default_factory=list)
+    has_ledger: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        return not any(self.counts.values())
+
+    def add(self, violation: Violation) -> None:
+        self.counts[violation.law] += 1
+        if len(self.violations) < NAMED_MAX:
+            self.violations.append(violation)
+
+
+def audit(
+    store: Store,
+    ledger: Ledger | None = None,
+    *,
+    acks: Mapping[RunId, tuple[Ack, ...]] | None = None,
+    now_ms: int = 0,
+) -> AuditReport:
+    """Judge every run of a store. `now_ms` is the authority's clock, if events dated after it should be named."""
+    report = AuditReport(has_ledger=ledger is not None)
+    reader = Reader(store, ledger, acks)
+    for run_id in reader.run_ids():
+        _audit_run(store, reader, run_id, now_ms, report)
+    for run_id, step_id, name, count in reader.strays():
+        why = f"the provider counts {count} for {name}, which never passed this gateway"
+        report.add(Violation("unlogged_effect", run_id, step_id, 0, why))
+    return report
+
+
+def _audit_run(store: Store, reader: Reader, run_id: RunId, now_ms: int, report: AuditReport) -> None:
+    for _ in range(TRIES):
+        reading = reader.read(run_id, now_ms)
+        steps = {} if reading is None else {step.step_id: step for step in _steps(store, reading.run_key)}
+        after = store.load_head(run_id)
+        if reading is not None and after is not None and after[1].seq == reading.head.seq:
+            trace = fold(reading.history)
+            _count(report, trace)
+            for violation in (*_compare_head(trace, reading.head), *_compare_steps(trace, steps)):
+                report.add(violation)
+            return
+    report.moving += 1
+    if reading is not None:
+        # The log may be longer than the head that was read before it.
+        history = reading.history._replace(head_seq=None, head_digest=None)
+        _count(report, fold(history))
+
+
+def _steps(store: Store, run_key: int) -> Iterator[Step]:
+    after: StepId | None = None
+    while True:
+        page = store.load_steps(run_key, after, PAGE_STEPS)
+        yield from page
+        if len(page) < PAGE_STEPS:
+            return
+        after = page[-1].step_id
+
+
+def _count(report: AuditReport, trace: Trace) -> None:
+    report.runs += 1
+    report.events += len(trace.moments)
+    report.mutating_steps += sum(1 for step in trace.steps.values() if step.is_mutating)
+    report.preemptions += sum(1 for _ in trace.of("lease_lapsed", "lease_preempted"))
+    report.held += sum(1 for step in trace.steps.values() if step.was_held)
+    for law in LAWS.values():
+        for violation in law(trace):
+            report.add(violation)
+
+
+def _compare_head(trace: Trace, head: RunHead) -> Iterator[Violation]:
+    """The store's head against the log, fact by fact. Seq and digest are compared by law 18 itself."""
+    run = trace.run
+    saved = max(trace.of("checkpoint_saved"), key=lambda moment: moment.event.seq, default=None)
+    facts: tuple[tuple[str, object, object], ...] = (
+        ("epoch", head.epoch, run.newest),
+        ("is_live", head.is_live, bool(run.live)),
+        ("holder", head.holder, run.holder),
+        ("checkpoint", head.checkpoint, run.checkpoint),
+        ("checkpoint_seq", head.checkpoint_seq, 0 if saved is None else saved.event.seq),
+        ("frozen", head.frozen, run.frozen),
+        ("is_failing", head.is_failing, run.is_failing),
+        ("end", head.end, run.end),
+        ("unsettled", sorted(head.unsettled), sorted(s.step_id for s in trace.steps.values() if s.is_unsettled)),
+    )
+    for name, stored, logged in facts:
+        if stored != logged:
+            why = f"the head says {name} {stored!r}, the log says {logged!r}"
+            yield Violation("altered_log", trace.history.run_id, None, head.seq, why)
+
+
+def _compare_steps(trace: Trace, stored: Mapping[StepId, Step]) -> Iterator[Violation]:
+    run_id = trace.history.run_id
+    for step_id in sorted(trace.steps.keys() | stored.keys()):
+        logged, row = trace.steps.get(step_id), stored.get(step_id)
+        if logged is None:
+            yield Violation("altered_log", run_id, step_id, 0, "the store has a step that the log doesn't know")
+        elif row is None:
+            why = "the log has a step that the store doesn't know"
+            yield Violation("altered_log", run_id, step_id, logged.since_seq, why)
+        else:
+            for name, says, truth in _step_facts(row, logged):
+                if says != truth:
+                    why = f"the step's row says {name} {says!r}, the log says {truth!r}"
+                    yield Violation("altered_log", run_id, step_id, logged.since_seq, why)
+
+
+def _step_facts(row: Step, logged: Facts) -> Iterator[tuple[str, object, object]]:
+    yield "state", row.state, logged.state
+    yield "key", row.key, logged.key
+    yield "call_digest", row.call_digest, logged.call_digest
+    yield "attempts", len(row.attempts), len(logged.attempts)
+    yield "closed_by", row.closed_by, logged.closed_by
+    if logged.state in SETTLED:
+        yield "settled_seq", row.settled_seq, logged.settled_seq
+    if logged.state == "committed":
+        yield "epoch", row.epoch, logged.epoch

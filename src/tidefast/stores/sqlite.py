@@ -1,0 +1,275 @@
+"""The store of one host: one SQLite file, one owner process.
+
+A batch is one transaction in a write-ahead log that is flushed at COMMIT (`synchronous=FULL`), so what `commit`
+returned from survives a power cut. After a failed commit this object refuses every further one: an fsync that failed
+may have thrown the pages away, and a retry could acknowledge what isn't there.
+
+Two connections: the writer's, and a read-only one for the event loop, so that a read never waits for a flush. Each has
+a lock, because one connection must not be used by two threads at once.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.records import MUTATING, RunHead, Step
+from tidefast.stores import sqlite_file
+from tidefast.stores import sqlite_rows as rows
+from tidefast.stores.base import (
+    JOURNAL_ENTRY_BYTES,
+    MARK_STEP_MS,
+    Batch,
+    Identity,
+    StoreCorrupt,
+    StoredEvent,
+    StoreError,
+    StoreUnavailable,
+    utf8_length,
+)
+from tidefast.stores.sqlite_errors import explain
+from tidefast.stores.sqlite_file import FileLock, Owner
+
+
+class SqliteStore:
+    """See `Store`. Built by `open` or `open_read_only`; `close` gives the file back."""
+
+    def __init__(self, path: Path, lock: FileLock | None, writer: apsw.Connection | None, reader: apsw.Connection):
+        self.path = path
+        self._lock = lock
+        self._writer = writer
+        self._reader = reader
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._failure: StoreError | None = None
+        self._identity = self._read_identity()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool) -> "SqliteStore":
+        """Own the file at `path`, and make it first if `create` is true and there is none.
+
+        Raises `StoreRefused` if it is missing, empty, foreign, newer or owned, and `StoreCorrupt` if it is damaged.
+        """
+        real = sqlite_file.real_path(path)
+        is_missing = sqlite_file.refuse_unless_store(real, create=create)
+        if is_missing:
+            sqlite_file.make_directory(real)
+        lock = FileLock.take(real)
+        try:
+            # Looked at again under the lock: another process may have made it meanwhile.
+            if sqlite_file.refuse_unless_store(real, create=create):
+                sqlite_file.make(real)
+            return cls._opened(real, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open_read_only(cls, path: str | os.PathLike[str]) -> "SqliteStore":
+        """Read the file at `path`, whether or not a process owns it. `commit` raises."""
+        real = sqlite_file.real_path(path)
+        sqlite_file.refuse_unless_store(real, create=False)
+        return cls._opened(real, None)
+
+    @classmethod
+    def _opened(cls, path: Path, lock: FileLock | None) -> "SqliteStore":
+        writer = sqlite_file.open_checked(path, writable=True) if lock is not None else None
+        try:
+            reader = sqlite_file.open_checked(path, writable=False)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        try:
+            return cls(path, lock, writer, reader)
+        except BaseException:
+            reader.close()
+            if writer is not None:
+                writer.close()
+            raise
+
+    @staticmethod
+    def owner(path: str | os.PathLike[str]) -> Owner | None:
+        """The process that owns the file at `path` now; None if none does."""
+        return sqlite_file.owner_of(sqlite_file.real_path(path))
+
+    def announce(self, url: str) -> None:
+        """Tell other processes where this owner can be reached."""
+        if self._lock is not None:
+            self._lock.announce(url)
+
+    def _read_identity(self) -> Identity:
+        meta = dict(self._all(rows.META))
+        namespace, incarnation, mark_ms = meta.get("namespace"), meta.get("incarnation"), meta.get("mark_ms")
+        if not isinstance(namespace, bytes) or not isinstance(incarnation, int) or not isinstance(mark_ms, int):
+            raise StoreCorrupt(f"{self.path} has lost its namespace, incarnation or mark; restore a backup.")
+        return Identity(namespace, incarnation, mark_ms)
+
+    # --- reads ------------------------------------------------------------------------------------------------------
+
+    def _all(self, statement: str, *values: object) -> list[Any]:
+        with self._reading:
+            try:
+                return self._reader.execute(statement, values).fetchall()
+            except apsw.Error as error:
+                raise explain(error, str(self.path), "reading") from error
+
+    def _one(self, statement: str, *values: object) -> rows.Row | None:
+        found = self._all(statement, *values)
+        return found[0] if found else None
+
+    def identity(self) -> Identity:
+        return self._identity
+
+    def run_key_max(self) -> int:
+        return int(self._all(rows.RUN_KEY_MAX)[0][0])
+
+    def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
+        row = self._one(rows.HEAD, run_id)
+        return None if row is None else (row[0], rows.decode_head(row[1]))
+
+    def _busy_heads(self) -> list[tuple[int, RunHead]]:
+        return [(key, rows.decode_head(record)) for key, record in self._all(rows.BUSY_HEADS)]
+
+    def live_heads(self) -> Sequence[tuple[int, RunHead]]:
+        return [(key, head) for key, head in self._busy_heads() if head.is_live]
+
+    def fenced_runs(self) -> Sequence[RunId]:
+        return [head.run_id for _, head in self._busy_heads() if any(step.state == "fenced" for step in head.open)]
+
+    def load_step(self, run_key: int, step_id: StepId) -> Step | None:
+        row = self._one(rows.STEP, run_key, step_id)
+        return None if row is None else rows.step_of(row)
+
+    def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
+        found = self._all(rows.FORGOTTEN, run_key, since_seq, epoch)
+        return [StepId(step_id) for step_id, effect in found if effect in MUTATING]
+
+    def load_contract(self, digest: str) -> str | None:
+        row = self._one(rows.CONTRACT, digest)
+        return None if row is None else str(row[0])
+
+    def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
+        row = self._one(rows.EVENT, rows.event_key(run_key, seq))
+        return None if row is None else rows.event_of(row)
+
+    def load_events(self, run_key: int, after: int, limit: int) -> Sequence[StoredEvent]:
+        first, last = rows.event_key(run_key, after), rows.event_key(run_key, rows.SEQ_MAX)
+        return [rows.event_of(row) for row in self._all(rows.EVENTS, first, last, limit)]
+
+    def load_steps(self, run_key: int, after: StepId | None, limit: int) -> Sequence[Step]:
+        return [rows.step_of(row) for row in self._all(rows.STEPS, run_key, after or "", limit)]
+
+    def journal(self, run_key: int, after: int, bytes_max: int) -> tuple[Sequence[JournalEntry], int]:
+        found: list[rows.Row] = []
+        size, go_on = 0, 0
+        with self._reading:
+            try:
+                cursor = self._reader.execute(rows.JOURNAL, (run_key, after))
+                for row in cursor:
+                    size += JOURNAL_ENTRY_BYTES + utf8_length(row[8])
+                    if found and size > bytes_max:
+                        cursor.close()  # an open statement would keep the log from being folded into the file
+                        go_on = found[-1][6]
+                        break
+                    found.append(row)
+            except apsw.Error as error:
+                raise explain(error, str(self.path), "reading") from error
+        return [JournalEntry(*row) for row in found], go_on
+
+    def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
+        found: list[tuple[int, str]] = []
+        for agent, versions in agents.items():
+            names = rows.encode(list(versions)).decode()
+            found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, limit)
+        return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
+
+    def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
+        key = 0
+        if after is not None:
+            row = self._one(rows.RUN_KEY, after)
+            if row is None:
+                return []
+            key = row[0]
+        if state is None:
+            found = self._all(rows.RUNS, key, limit)
+        elif state == "leased":
+            found = self._all(rows.RUNS_LEASED, key, limit)
+        else:
+            found = self._all(rows.RUNS_OF_STATE, state, key, limit)
+        return [rows.decode_head(row[0]) for row in found]
+
+    # --- the one door that writes -----------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> None:
+        """Make a batch durable in one flushed transaction.
+
+        Raises `StoreUnavailable` if that can't be known and `StoreCorrupt` if the file contradicts the batch; after
+        either one this store takes no further batch.
+        """
+        with self._writing:
+            writer = self._writer
+            if writer is None:
+                raise StoreUnavailable(f"{self.path} is open for reading only, or closed; nothing was written.")
+            if self._failure is not None:
+                raise StoreUnavailable(
+                    f"{self.path} takes no further batch after a failed commit; restart this process."
+                ) from self._failure
+            events = [rows.event_row(stored) for stored in batch.events]
+            heads = [rows.head_row(key, head) for key, head in batch.heads.items()]
+            steps = [rows.step_row(key, step) for (key, _), step in batch.steps.items()]
+            mark_ms = batch.mark_ms if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS else 0
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+                rows.WRITE_RUNS.run(writer, heads)
+                rows.WRITE_EVENTS.run(writer, events)
+                rows.WRITE_STEPS.run(writer, steps)
+                rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                if mark_ms:
+                    writer.execute(rows.WRITE_MARK, (mark_ms,))
+                writer.execute("COMMIT")
+            except Exception as error:
+                self._failure = explain(error, str(self.path), "committing to")
+                self._roll_back(writer)
+                raise self._failure from error
+            if mark_ms:
+                self._identity = self._identity._replace(mark_ms=mark_ms)
+
+    def _roll_back(self, writer: apsw.Connection) -> None:
+        """Leave no transaction open, and write nothing more: not even the checkpoint that closing would make."""
+        try:
+            writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except apsw.Error as error:
+            if self._failure is not None:
+                self._failure.add_note(f"and it could not be rolled back: {error}")
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the file and give up the ownership. Closing twice is harmless."""
+        with self._writing, self._reading:
+            writer, self._writer = self._writer, None
+            lock, self._lock = self._lock, None
+            try:
+                self._reader.close()
+                if writer is not None:
+                    self._fold(writer)
+                    writer.close()
+            except apsw.Error as error:
+                raise explain(error, str(self.path), "closing") from error
+            finally:
+                if lock is not None:
+                    lock.release()
+
+    def _fold(self, writer: apsw.Connection) -> None:
+        if self._failure is not None:
+            return
+        try:
+            writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            return  # another process reads just now; the log stays beside the file, and the next owner folds it
