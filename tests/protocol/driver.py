@@ -307,7 +307,7 @@ def wrote(decision: Decision) -> list[str]:
 
 @dataclass
 class Provider:
-    """A provider that counts for itself. `ttl_ms` 0: it does not dedup. Refusals are remembered only if it stores them."""
+    """A provider that counts for itself. `ttl_ms` 0: it does not dedup. It forgets refusals unless it stores them."""
 
     ttl_ms: int = TTL_MS
     stores_failures: bool = False

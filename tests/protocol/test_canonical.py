@@ -19,14 +19,16 @@ from tidefast.protocol.canonical import (
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-NUMBERS = st.integers(-INTEGER_MAX, INTEGER_MAX) | st.floats(allow_nan=False, allow_infinity=False)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False).filter(lambda value: not INTEGER_MAX < abs(value) < 1e21)
+NUMBERS = st.integers(-INTEGER_MAX, INTEGER_MAX) | FLOATS
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
 
-# RFC 8785, appendix B: the bits of a double and what ECMAScript prints.
+# RFC 8785, appendix B: the bits of a double and what ECMAScript prints. Its five rows between 2**53 - 1 and 1e21 are
+# refused here, because their text is an integer that no reader may take for exact.
 NUMBER_VECTORS = [
     ("0000000000000000", "0"),
     ("8000000000000000", "0"),
@@ -34,14 +36,9 @@ NUMBER_VECTORS = [
     ("8000000000000001", "-5e-324"),
     ("7fefffffffffffff", "1.7976931348623157e+308"),
     ("ffefffffffffffff", "-1.7976931348623157e+308"),
-    ("4340000000000000", "9007199254740992"),
-    ("c340000000000000", "-9007199254740992"),
-    ("4430000000000000", "295147905179352830000"),
     ("44b52d02c7e14af5", "9.999999999999997e+22"),
     ("44b52d02c7e14af6", "1e+23"),
     ("44b52d02c7e14af7", "1.0000000000000001e+23"),
-    ("444b1ae4d6e2ef4e", "999999999999999700000"),
-    ("444b1ae4d6e2ef4f", "999999999999999900000"),
     ("444b1ae4d6e2ef50", "1e+21"),
     ("3eb0c6f7a0b5ed8c", "9.999999999999997e-7"),
     ("3eb0c6f7a0b5ed8d", "0.000001"),
@@ -81,7 +78,7 @@ def test_the_rfcs_own_example_comes_out_to_the_letter() -> None:
 @given(VALUES)
 def test_the_text_reads_back_as_the_value_and_is_its_own_canonical_form(value: Any) -> None:
     text = canonical(value)
-    again = json.loads(text, parse_int=exact)
+    again = json.loads(text)
     assert canonical(again) == text and same(again, value)
 
 
@@ -100,7 +97,7 @@ def test_the_order_in_which_members_came_makes_no_difference(value: dict[str, An
     assert names == sorted(names, key=lambda name: name.encode("utf-16-be"))
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
+@given(FLOATS)
 def test_a_numbers_text_is_the_same_double_again(value: float) -> None:
     assert float(canonical(value)) == value
 
@@ -108,11 +105,6 @@ def test_a_numbers_text_is_the_same_double_again(value: float) -> None:
 @given(TEXT)
 def test_a_texts_own_spelling_is_the_one_inside_values(text: str) -> None:
     assert text_json(text) == canonical(text) == canonical([text])[1:-1]
-
-
-def exact(digits: str) -> int | float:
-    """A reader of I-JSON: what no double's integer range holds was a double."""
-    return int(digits) if abs(int(digits)) <= INTEGER_MAX else float(digits)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -143,6 +135,9 @@ def nested(levels: int) -> Any:
         -float("inf"),
         INTEGER_MAX + 1,
         -INTEGER_MAX - 1,
+        float(INTEGER_MAX + 1),
+        -float(INTEGER_MAX + 1),
+        999999999999999900000.0,
         {1: 2},
         {"a": {None: 1}},
         {1, 2},

@@ -118,6 +118,7 @@ BAD: list[tuple[dict[str, Any], set[str]]] = [
     ({"undo": {"tool": "x", "more": 1}}, {"undo"}),
     ({"undo": {"tool": "x", "args": 1}}, {"undo"}),
     ({"undo": {"tool": "x", "args": {"a": float("nan")}}}, {"undo"}),
+    ({"undo": {"tool": "x", "args": {"a": [1, {"b": "{nope}"}]}}}, {"undo"}),
     ({"credential": "token"}, {"credential"}),
     ({"credential": {"header": "A"}}, {"credential"}),
     ({"credential": {"header": "a b", "env": "X"}}, {"credential"}),

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.protocol.driver import KEYED, KEYLESS, LEASE_MS, PAY, READ, TIMEOUT_MS, TTL_MS, Book, code, wrote
 
-from tidefast.protocol.contracts import MARGIN_DEFAULT_MS
-from tidefast.protocol.doubt import judge, other_doubt, window_open
+from tidefast.protocol.contracts import MARGIN_DEFAULT_MS, Refusal
+from tidefast.protocol.doubt import judge, other_doubt, outcome_of, window_open
 from tidefast.protocol.records import Now
 from tidefast.protocol.verdicts import Refused
 
@@ -127,3 +127,27 @@ def test_time_alone_never_settles_a_doubt() -> None:
     book.ms += LEASE_MS
     book.lapse()
     assert code(book.grant()) == "step_held"
+
+
+@pytest.mark.parametrize(
+    "status,body,outcome",
+    [
+        (200, None, ("applied", "")),
+        (201, {}, ("applied", "")),
+        (299, None, ("applied", "")),
+        (402, None, ("refused", "status_402")),
+        (409, {"code": "used"}, ("refused", "status_409")),
+        (409, {"code": "running"}, ("doubted", "status_409")),
+        (408, None, ("doubted", "status_408")),
+        (425, None, ("doubted", "status_425")),
+        (429, None, ("doubted", "status_429")),
+        (500, None, ("doubted", "status_500")),
+        (503, None, ("doubted", "status_503")),
+        (302, None, ("unlisted", "status_302")),
+        (400, {"error": "declined"}, ("unlisted", "status_400")),
+        (404, None, ("unlisted", "status_404")),
+    ],
+)
+def test_a_status_is_an_outcome_only_where_the_contract_lists_it(status: int, body: Any, outcome: Any) -> None:
+    contract = KEYED._replace(refusals=(Refusal(402), Refusal(409, (("code", "used"),))))
+    assert outcome_of(contract, status, body) == outcome

@@ -35,7 +35,6 @@ def two_attempts(contract: Any = KEYED) -> Book:
 # --- law 1, 9: a late word on an older attempt says nothing of a newer one
 
 
-@finding(1)
 @pytest.mark.parametrize("retries", [0, 3])
 def test_a_late_refusal_of_an_older_attempt_does_not_settle_a_newer_one_that_is_out(retries: int) -> None:
     book = two_attempts(KEYED._replace(retries=retries))
@@ -45,7 +44,6 @@ def test_a_late_refusal_of_an_older_attempt_does_not_settle_a_newer_one_that_is_
     assert book.step().state == "committed" and not book.head.frozen
 
 
-@finding(1)
 @pytest.mark.parametrize("late", ["refused", "unsent"])
 def test_a_late_word_on_an_older_attempt_leaves_the_step_in_flight(late: str) -> None:
     book = two_attempts()
@@ -53,7 +51,6 @@ def test_a_late_word_on_an_older_attempt_leaves_the_step_in_flight(late: str) ->
     assert (code(book.admit(owner="boot-1+")), len(book.step().attempts)) == ("Wait", 2)
 
 
-@finding(1)
 def test_a_late_refusal_of_an_older_attempt_does_not_settle_a_newer_doubt() -> None:
     book = two_attempts()
     book.settle("doubted", attempt=2)
@@ -64,7 +61,6 @@ def test_a_late_refusal_of_an_older_attempt_does_not_settle_a_newer_doubt() -> N
 # --- law 7 and the hold
 
 
-@finding(2)
 @pytest.mark.parametrize("outcome", [None, "unlisted"])
 def test_a_read_restated_as_an_effect_waits_like_an_effect(outcome: str | None) -> None:
     book = Book()
@@ -84,7 +80,6 @@ def test_a_read_restated_as_an_effect_waits_like_an_effect(outcome: str | None) 
 # --- law 1: undo of an undo
 
 
-@finding(3)
 def test_an_undo_can_not_be_undone_while_its_target_is_booked_as_compensated() -> None:
     book = Book()
     book.granted()
@@ -97,7 +92,6 @@ def test_an_undo_can_not_be_undone_while_its_target_is_booked_as_compensated() -
 # --- law 14: evidence is dated
 
 
-@finding(5)
 @pytest.mark.parametrize("looked", [None, 10**12])
 def test_a_word_that_nothing_happened_says_when_its_speaker_looked(looked: int | None) -> None:
     book = Book()
@@ -111,7 +105,6 @@ def test_a_word_that_nothing_happened_says_when_its_speaker_looked(looked: int |
 # --- law 5: an undo's stored call
 
 
-@finding(12)
 def test_an_undo_that_was_refused_once_is_not_restated_with_other_arguments() -> None:
     book = Book()
     book.granted()
@@ -127,7 +120,6 @@ def test_an_undo_that_was_refused_once_is_not_restated_with_other_arguments() ->
 # --- law 13: a way forward
 
 
-@finding(6)
 def test_a_read_that_is_refused_after_a_doubt_gets_its_answer() -> None:
     book = Book()
     book.granted()
@@ -140,7 +132,6 @@ def test_a_read_that_is_refused_after_a_doubt_gets_its_answer() -> None:
     assert book.step(LOOK).state == "rejected"
 
 
-@finding(7)
 def test_a_diverged_step_said_to_have_applied_after_its_undo_leaves_a_run_that_can_end() -> None:
     book = Book()
     book.granted()
@@ -162,7 +153,6 @@ def test_a_diverged_step_said_to_have_applied_after_its_undo_leaves_a_run_that_c
     assert book.head.end == "failed"
 
 
-@finding(7)
 def test_an_undo_called_compensated_in_a_diverged_run_does_not_lock_its_target() -> None:
     book = Book()
     book.granted()
@@ -181,7 +171,6 @@ def diverge(book: Book) -> None:
     book.view = book.view._replace(run=book.head._replace(frozen="diverged"))
 
 
-@finding(7)
 def test_a_local_value_takes_no_verdict() -> None:
     book = Book()
     book.granted()
@@ -193,7 +182,6 @@ def test_a_local_value_takes_no_verdict() -> None:
 # --- law 17: told again
 
 
-@finding(8)
 def test_a_contradiction_told_twice_is_written_once_and_does_not_freeze_a_thawed_run() -> None:
     book = Book()
     book.granted()
@@ -205,7 +193,6 @@ def test_a_contradiction_told_twice_is_written_once_and_does_not_freeze_a_thawed
     assert not book.settle("applied").events and not book.head.frozen
 
 
-@finding(9)
 def test_a_fail_told_twice_while_effects_are_open_hears_failing_again() -> None:
     book = Book()
     book.granted()
@@ -215,7 +202,6 @@ def test_a_fail_told_twice_while_effects_are_open_hears_failing_again() -> None:
     assert (code(again), wrote(again)) == (code(first), [])
 
 
-@finding(9)
 def test_a_release_told_twice_hears_the_same_answer() -> None:
     book = Book()
     right = book.granted()
@@ -223,7 +209,6 @@ def test_a_release_told_twice_hears_the_same_answer() -> None:
     assert (first.state, first.seq) == (again.state, again.seq)  # type: ignore[union-attr]
 
 
-@finding(9)
 def test_an_apply_told_again_while_the_run_is_frozen_hears_its_receipt() -> None:
     book = Book()
     book.granted()
@@ -235,7 +220,6 @@ def test_an_apply_told_again_while_the_run_is_frozen_hears_its_receipt() -> None
 # --- decide never raises; derived names are minted by the authority
 
 
-@finding(10)
 @pytest.mark.parametrize("verb", ["fail", "grant", "settle", "release"])
 def test_a_lone_surrogate_in_a_text_never_raises(verb: str) -> None:
     book = Book()
@@ -253,7 +237,6 @@ def test_a_lone_surrogate_in_a_text_never_raises(verb: str) -> None:
             book.release(reason="error", detail="\udcff")
 
 
-@finding(13)
 @pytest.mark.parametrize("verb", ["admit", "save_result"])
 def test_a_caller_can_not_mint_the_name_of_an_undo(verb: str) -> None:
     book = Book()
@@ -266,26 +249,22 @@ def test_a_caller_can_not_mint_the_name_of_an_undo(verb: str) -> None:
 # --- canonical and contracts
 
 
-@finding(10)
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"], {"\ud800": 1}, {"a": "\ud800"}])
 def test_a_lone_surrogate_has_no_canonical_form(value: Any) -> None:
     with pytest.raises(CanonicalError):
         canonical(value)
 
 
-@finding(14)
 def test_the_programs_decimal_precision_does_not_change_a_numbers_text() -> None:
     with decimal.localcontext(decimal.Context(prec=5)):
         assert canonical(0.1234567890123) == "0.1234567890123"
 
 
-@finding(4)
 @pytest.mark.parametrize("wanted,found", [(True, 1), (1, True), (0, False)])
 def test_a_refusals_member_is_matched_with_its_exact_type(wanted: Any, found: Any) -> None:
     assert not Refusal(400, (("declined", wanted),)).matches(400, {"declined": found})
 
 
-@finding(11)
 def test_an_address_that_can_not_be_parsed_is_a_problem_and_not_an_exception() -> None:
     contract, problems = parse_contract("t", {**HTTP, "url": "http://["})
     assert contract is None and {problem.member for problem in problems} == {"url"}
@@ -298,28 +277,105 @@ def deep(levels: int) -> dict[str, Any]:
     return value
 
 
-@finding(11)
 @pytest.mark.parametrize("more", [{"key": "header:K", "key_ttl": "200000000d"}, {"args": deep(31)}])
 def test_a_contract_that_parses_can_be_stored(more: dict[str, Any]) -> None:
     contract, problems = parse_contract("t", {**HTTP, **more})
     assert problems or (contract is not None and contract_digest(contract))
 
 
-@finding(15)
 @pytest.mark.parametrize("template", ["{body.id}", "{receipt}x{nope.y}"])
 def test_a_template_that_can_never_be_filled_is_a_problem_at_the_start(template: str) -> None:
     _, problems = parse_contract("t", {**HTTP, "undo": {"tool": "u", "args": {"a": template}}})
     assert {problem.member for problem in problems} == {"undo"}
 
 
-@finding(15)
 def test_a_nested_argument_in_the_url_of_a_bodyless_call_counts_as_placed() -> None:
     contract, _ = parse_contract("t", {**HTTP, "method": "GET", "url": "http://h/{args.a.b}"})
     assert contract is not None and render_request(contract, {"a": {"b": 7}}, "").url == "http://h/7"
 
 
-@finding(15)
 def test_every_word_of_the_demos_contracts_is_known() -> None:
     table = tomllib.loads((resources.files("tidefast.demo") / "tools.toml").read_text(encoding="utf-8"))
     for name, tool in table["tools"].items():
         assert parse_contract(name, tool)[1] == ()
+
+
+# --- the second look
+
+
+@finding(16)
+@pytest.mark.parametrize("late", [1, 2])
+def test_two_answers_to_a_read_are_no_contradiction(late: int) -> None:
+    """A read changes nothing, so a 404 and a 200 of two of its attempts are both true."""
+    book = Book()
+    book.granted()
+    book.admit(LOOK, READ)
+    book.die()
+    book.admit(LOOK, READ, owner="boot-1+")
+    book.settle("refused", LOOK, 3 - late)
+    book.settle("applied", LOOK, late)
+    assert not book.head.frozen
+
+
+@finding(17)
+def test_a_step_whose_attempt_is_known_to_have_applied_is_never_sent_again_not_even_after_a_thaw() -> None:
+    book = Book()
+    book.granted()
+    book.admit(contract=KEYLESS)
+    book.settle("unsent")
+    book.settle("applied")
+    book.thaw()
+    assert code(book.admit(contract=KEYLESS)) != "Send"
+
+
+@finding(17)
+def test_no_run_completes_over_a_rejected_step_that_is_known_to_have_applied() -> None:
+    book = Book()
+    book.granted()
+    book.admit()
+    book.settle("refused")
+    book.settle("applied")
+    book.thaw()
+    assert code(book.complete()) != "Done"
+
+
+@finding(18)
+@pytest.mark.parametrize("found", [2**60, "\udcff", 1e20])
+def test_an_answer_that_is_not_i_json_matches_no_refusal_and_raises_nothing(found: Any) -> None:
+    assert not Refusal(400, (("code", 1),)).matches(400, {"code": found})
+
+
+@finding(19)
+def test_an_owner_that_says_lost_has_spoken_and_is_not_booked_as_silent() -> None:
+    book = Book()
+    book.granted()
+    book.admit(contract=KEYLESS)
+    book.settle("doubted", reason="lost")
+    assert book.step().attempts[0].state == "doubted"
+
+
+@finding(20)
+def test_progress_ends_the_pause_that_was_laid_on_a_run_without_any() -> None:
+    book = Book()
+    for _ in range(9):
+        book.granted()
+    book.checkpoint()
+    book.release()
+    assert code(book.grant()) == "Granted"
+
+
+@finding(21)
+def test_a_refusal_that_settles_the_older_attempts_settles_them_when_tries_are_left_too() -> None:
+    retried = KEYED._replace(retries=3)
+    book = Book()
+    book.granted()
+    book.admit(contract=retried)
+    book.settle("doubted")
+    book.ms += TIMEOUT_MS + 1
+    book.granted()
+    book.admit(contract=retried)
+    book.settle("refused", attempt=2)
+    assert book.step().state == "pending"
+    book.admit(contract=retried)
+    book.settle("unsent", attempt=3)
+    assert book.step().state == "pending"

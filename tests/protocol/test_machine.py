@@ -1,14 +1,16 @@
 """The three doors: what each command needs, and that an accepted verb told again says the same and writes nothing."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.protocol.driver import MAIL, PAY, RUN, TIMEOUT_MS, UNDO, Book
 
+from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.commands import CreateRun, Fail, Lapse, Renew, Settle
 from tidefast.protocol.ids import Epoch, StepId
 from tidefast.protocol.machine import decide, needs, with_target
+from tidefast.protocol.points import Point
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Done, Settled
 
@@ -72,6 +74,16 @@ def test_an_accepted_verb_told_again_writes_nothing_and_answers_alike(name: str,
         assert again.verdict.state == first.verdict.state
     if isinstance(first.verdict, Done):
         assert not again.verdict.was_new
+
+
+def test_a_grants_token_is_put_in_by_the_server_and_never_shows_in_a_log_line() -> None:
+    grant = LeaseGrant(RUN, "refund", "1", Epoch(1), "w1", 15_000, 0, "null", 0, "null", False, ())
+    assert grant.token == "" and grant.with_token("secret").token == "secret"
+    assert "secret" not in repr(grant.with_token("secret")) and grant.with_token("") == grant
+
+
+def test_the_points_of_the_fault_injector_are_named_after_who_stops_there() -> None:
+    assert {point.split(".")[0] for point in get_args(Point)} == {"sdk", "gateway"}
 
 
 def test_equal_arguments_give_equal_decisions() -> None:

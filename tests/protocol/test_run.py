@@ -152,3 +152,13 @@ def test_local_values_are_journaled_once_and_the_first_one_stands() -> None:
     assert code(book.save_result("pay")) == "step_conflict"
     assert code(book.admit(StepId("sum"))) == "step_conflict"
     assert code(book.admit(StepId("sum"), stored=True)) == "Answer"
+
+
+def test_failing_with_another_error_while_effects_are_open_is_refused_and_names_them() -> None:
+    book = Book()
+    book.granted()
+    book.admit()
+    book.fail()
+    decision = book.fail(error="other")
+    assert (code(decision), wrote(decision)) == ("unsettled_effects", [])
+    assert isinstance(decision.verdict, Refused) and decision.verdict.facts == {"steps": [PAY]}

@@ -1,11 +1,11 @@
-"""Random walks of the rules against a provider's truth: net effect per step is never two, and the books say what is so."""
+"""Random walks of the rules against a provider's truth: no step takes effect twice, and the books say what is so."""
 
 from collections import Counter
 
 import pytest
 from tests.protocol.walk import World
 
-WALKS_PER_BLOCK = 75
+WALKS_PER_BLOCK = 100
 MOVES = 160
 
 SOMETIMES = (

@@ -1,8 +1,8 @@
 """A random walk over the rules in a world that has its own truth: any worker, any epoch, any order, at any time.
 
 The world: a provider that dedups, forgets, declines, answers 500 after it has applied, or swallows the answer; requests
-that stay on the wire until their deadline; instances that die with what they knew; two instances at a time; zombies with
-every epoch ever granted; an operator who speaks the truth as of the moment when they looked.
+that stay on the wire until their deadline; two instances at a time, which die with what they knew; zombies with every
+epoch ever granted; an operator who speaks the truth as of the moment when they looked.
 
 After each move the books are judged against the provider's own count.
 """

@@ -11,7 +11,7 @@ from tidefast.engine.clock import SystemClock
 from tidefast.services.process_runner import ProcessRunner
 from tidefast.services.tools import ConfigError, Outcome
 
-APP = '''
+APP = """
 import asyncio, os, subprocess, sys, threading
 import tidefast as tf
 
@@ -89,7 +89,7 @@ def large() -> str:
 @app.tool
 def ours() -> dict:
     return {"names": sorted(name for name in os.environ if name.startswith("TIDEFAST_")), "pid": os.getpid()}
-'''
+"""
 LONG_MS = 20_000
 Test = Callable[[ProcessRunner, SystemClock], Awaitable[None]]
 
@@ -154,7 +154,7 @@ def test_a_call_past_its_deadline_costs_its_process(tool: str, tmp_path: Path) -
         before = body(await runner("ours", {}, "k", late))["pid"]  # type: ignore[index]
         other = asyncio.create_task(runner("hangs", {"mark": str(tmp_path / "other")}, "k", late))
         await asyncio.sleep(0)
-        outcome = await runner(tool, {"mark": str(tmp_path / "mark")}, "k", clock.now().ms + 500)
+        outcome = await runner(tool, {"mark": str(tmp_path / "mark")}, "k", clock.now().ms + 1_000)
         assert outcome == Outcome("doubted", reason="deadline")
         assert await other == Outcome("doubted", reason="tool_process_ended")
         assert (tmp_path / "mark").exists() and (tmp_path / "other").exists()

@@ -131,7 +131,7 @@ class Books:
         )
 
     def resolve(self, step: str, verdict: c.ResolveVerdict) -> Verdict:
-        return self.do(c.Resolve(self.run_id, StepId(step), verdict, "anna", "looked"))
+        return self.do(c.Resolve(self.run_id, StepId(step), verdict, "anna", "looked", looked_at_ms=self.ms))
 
     def preempt(self) -> None:
         self.do(c.Preempt(self.run_id, "anna"))
@@ -220,10 +220,10 @@ class Log:
             "owner": BOOT,
             "scope": tool.scope,
             "tool": tool.tool,
+            "undo_of": None,
             "wall_ms": self.ms,
+            "request": None if request is None else request._asdict(),
         }
-        if request is not None:
-            given["request"] = request._asdict()
         return self.say("step_fenced", epoch, step, **(given | data))
 
     def replayed(self, step: str = "pay", epoch: int = 1, attempt: int = 2, intent: int = 3, **data: Any) -> "Log":

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from tests.sim.books import BOOT, CHARGE, LEASE_MS, LOCAL, LOOK, PATIENT, ROUGH, UUID, Books
 
 from tidefast.protocol import commands as c
-from tidefast.protocol import trace
 from tidefast.protocol.contracts import contract_digest
 from tidefast.protocol.ids import StepId
 from tidefast.protocol.verdicts import Refused
@@ -231,7 +230,7 @@ def play(books: Books, moves: list[tuple[int, int, int, int]]) -> None:
                 books.admit(name, tool, right=right, stored=what == 5)
             case 3 | 4 | 5 | 6:
                 outcomes: tuple[c.OutcomeKind, ...] = ("applied", "doubted", "refused", "unsent", "unlisted")
-                settle(books, name, outcomes[what % 5], attempts - back)
+                books.settle(name, outcomes[what % 5], attempts - back)
             case 7 | 8:
                 books.preempt()
                 books.ms += what * 400
@@ -242,7 +241,7 @@ def play(books: Books, moves: list[tuple[int, int, int, int]]) -> None:
             case 10:
                 books.right = right
                 books.undo(name)
-                settle(books, name + "~undo", ("applied", "doubted", "refused", "unsent")[what % 4], 1)
+                books.settle(name + "~undo", ("applied", "doubted", "refused", "unsent")[what % 4], 1)
             case 11:
                 verdicts: tuple[c.ResolveVerdict, ...] = ("applied", "not_applied", "refused", "compensated")
                 resolve(books, name + ("~undo" if what == 5 else ""), verdicts[what % 4])
@@ -261,14 +260,6 @@ def play(books: Books, moves: list[tuple[int, int, int, int]]) -> None:
                 elif what == 1:
                     books.fail()
         books.right = rights[-1]
-
-
-def settle(books: Books, name: str, outcome: c.OutcomeKind, attempt: int) -> None:
-    """A refusal of one attempt says nothing of a younger one; such orders are left out here."""
-    step = books.view.steps.get(StepId(name))
-    younger = () if step is None else step.attempts[max(attempt, 0) :]
-    if outcome != "refused" or all(sent.state not in trace.OPEN for sent in younger):
-        books.settle(name, outcome, attempt)
 
 
 def resolve(books: Books, name: str, verdict: c.ResolveVerdict) -> None:

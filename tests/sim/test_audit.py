@@ -92,7 +92,7 @@ def bent_head(**changed: Any) -> AuditReport:
         ({"checkpoint": 1}, "checkpoint 1"),
         ({"checkpoint_seq": 4}, "checkpoint_seq 4"),
         ({"frozen": "drift"}, "frozen 'drift'"),
-        ({"is_failing": True}, "is_failing True"),
+        ({"failing_seq": 3}, "is_failing True"),
         ({"end": ""}, "end ''"),
         ({"digest": "0" * 64}, "last digest"),
     ],

@@ -126,6 +126,23 @@ def test_a_newer_generation_is_refused(path: Path) -> None:
     untouched(path, StoreRefused, "generation 99.*newer program")
 
 
+def test_a_file_whose_records_have_other_fields_is_refused(path: Path) -> None:
+    edit(path, "UPDATE meta SET value = replace(value, 'holder', 'owner') WHERE name = 'shape'")
+    untouched(path, StoreRefused, "records have other fields")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE runs SET record = '[1]'", "UPDATE runs SET record = '{'", "UPDATE steps SET attempts = '[[1]]'"],
+)
+def test_a_record_that_can_not_be_read_is_damage(path: Path, statement: str) -> None:
+    edit(path, statement)
+    store = SqliteStore.open(path, create=False)
+    with pytest.raises(StoreCorrupt, match="can't be read"):
+        everything(store)
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("statement", "match"),
     [

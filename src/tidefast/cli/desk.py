@@ -8,18 +8,20 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tidefast.cli import wiring
 from tidefast.cli.errors import CliError, ExitCode, refusal
+from tidefast.cli.place import own, store_path, system_clock
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
 from tidefast.protocol.commands import ResolveVerdict
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.services.reads import Reads
-from tidefast.services.tools import ToolBook
 from tidefast.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from tidefast.services.authority import Authority
 
 URL_VARIABLE = "TIDEFAST_URL"
 PAGE = 1_000
@@ -100,10 +102,10 @@ async def reading(url: str | None, store: str) -> AsyncIterator[Reader]:
         async with _server(address, None, writes=False) as server:
             yield server
         return
-    opened = SqliteStore.open_read_only(wiring.store_path(store))
+    opened = SqliteStore.open_read_only(store_path(store))
     try:
         # Never started, so it can only read.
-        yield Reads(Engine(opened, wiring.system_clock(opened), inline=True))
+        yield Reads(Engine(opened, system_clock(opened), inline=True))
     finally:
         opened.close()
 
@@ -116,21 +118,14 @@ async def writing(url: str | None, store: str, operator_key: Path | None) -> Asy
         async with _server(address, _key(store, operator_key), writes=True) as server:
             yield server
         return
+    from tidefast.cli import wiring  # only here: it loads the gateway, which nobody needs who only looks
+    from tidefast.services.tools import ToolBook
+
     parts = await wiring.build_authority(own(store, create=False), ToolBook(()), sweeps=False)
     try:
-        yield _Owner(parts)
+        yield _Owner(parts.authority)
     finally:
         await parts.stop()
-
-
-def own(store: str, *, create: bool) -> SqliteStore:
-    """The store's file, for this process alone. Raises `CliError` naming who has it, and `StoreError`."""
-    path = wiring.store_path(store)
-    owner = SqliteStore.owner(path) if path.parent.is_dir() else None
-    if owner is not None:
-        todo = f"ask its server: --url {owner.url}" if owner.url else "wait for its end, or end it"
-        raise CliError("store_owned", f"{path} is owned by {owner}; nothing was changed", todo, ExitCode.UNREACHABLE)
-    return wiring.open_store(path, create=create)
 
 
 def _key(store: str, operator_key: Path | None) -> str | None:
@@ -139,7 +134,7 @@ def _key(store: str, operator_key: Path | None) -> str | None:
     from tidefast.wire import secretfile
 
     if operator_key is None:
-        return keys.read_operator_key(wiring.store_path(store))
+        return keys.read_operator_key(store_path(store))
     try:
         return keys.PREFIX + secretfile.read(operator_key).hex()
     except FileNotFoundError:
@@ -150,12 +145,12 @@ def _key(store: str, operator_key: Path | None) -> str | None:
 class _Owner:
     """The verbs of the process that owns the file."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._authority = parts.authority
-        reads = parts.authority.reads
+    def __init__(self, authority: "Authority") -> None:
+        self._authority = authority
+        reads = authority.reads
         self.run, self.runs, self.events = reads.run, reads.runs, reads.events
         self.steps, self.step, self.held = reads.steps, reads.step, reads.held
-        self.create_run = parts.authority.create_run
+        self.create_run = authority.create_run
 
     async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
         return await self._authority.preempt(run_id, BY, note, expect_epoch)

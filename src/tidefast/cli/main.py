@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         known = given[0] if given and given[0] in COMMANDS else ""
         todo = f"tidefast {known} --help".replace("  ", " ")
-        return _say(CliError("usage", " ".join(str(error).split()), todo, ExitCode.USAGE))
+        what = " ".join(str(error).split()).partition(" Available commands:")[0]
+        return _say(CliError("usage", what, todo, ExitCode.USAGE))
     except CliError as error:
         return _say(error)
     except Exception as error:

@@ -10,9 +10,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tidefast.cli import show as out
-from tidefast.cli import wiring
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName
+from tidefast.cli.place import store_path
 
 PROGRESS_EVERY = 20
 
@@ -40,7 +40,7 @@ def audit(
             books = read_ledger(ledger.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, LedgerError) as error:
             raise CliError("config", f"--ledger {ledger}: {error}", "correct the file", ExitCode.CONFIG) from error
-    opened = SqliteStore.open_read_only(wiring.store_path(store))
+    opened = SqliteStore.open_read_only(store_path(store))
     try:
         report = from_audit(auditor.audit(opened, books))
     finally:

@@ -14,10 +14,11 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import must, own, server_url, writing
+from tidefast.cli.desk import must, server_url, writing
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
+from tidefast.cli.place import own, system_clock
 from tidefast.cli.serving import URL_DEFAULT, configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
 from tidefast.protocol.points import Hook
@@ -65,7 +66,7 @@ async def _run(
     book = wiring.build_tools(tools, name, [tool.contract for tool in app.tools.values()])
     hook = wiring.fault_hook()
     opened = own(store, create=True)
-    clock = wiring.system_clock(opened)
+    clock = system_clock(opened)
     parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock)
     try:
         authority = parts.authority

@@ -16,9 +16,10 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import own, server_url
+from tidefast.cli.desk import server_url
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
+from tidefast.cli.place import own, store_path, system_clock
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
 from tidefast.services.process_runner import ProcessRunner
@@ -86,7 +87,7 @@ def serve(
     Prints one line when it is ready. SIGTERM and SIGINT end it in order: what is in flight is settled first.
     """
     problems = Problems()
-    path = problems.check(lambda: wiring.store_path(store))
+    path = problems.check(lambda: store_path(store))
     if not 0 <= port <= PORT_MAX:
         problems.found.append(f"--port {port}: expected 0 to {PORT_MAX}")
     if path is None:
@@ -107,7 +108,7 @@ async def _serve(settings: Settings, problems: Problems) -> None:
     if problems.found:
         raise ConfigProblems(problems.found)
     store = own(str(settings.store), create=True)
-    clock = wiring.system_clock(store)
+    clock = system_clock(store)
     runner = None if settings.app is None else ProcessRunner(clock, settings.app)
     try:
         starting = None if runner is None else asyncio.create_task(runner.start())

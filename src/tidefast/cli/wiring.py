@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tidefast.cli.errors import CliError, ExitCode
-from tidefast.engine.clock import Clock, SystemClock
+from tidefast.cli.place import system_clock
+from tidefast.engine.clock import Clock
 from tidefast.engine.engine import Engine
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
@@ -24,10 +25,8 @@ from tidefast.services.keeper import Keeper
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
 from tidefast.stores.base import Store
-from tidefast.stores.sqlite import SqliteStore
 
 POINTS_VARIABLE = "TIDEFAST_POINTS"
-SQLITE_PREFIX = "sqlite:///"
 
 
 class Stoppable(Protocol):
@@ -56,29 +55,6 @@ class Parts:
         if self.tool_process is not None:
             await self.tool_process.stop()
         self.store.close()
-
-
-def store_path(store: str) -> Path:
-    """The file that `--store` names. Raises `CliError`."""
-    if store.startswith(SQLITE_PREFIX):
-        store = store.removeprefix(SQLITE_PREFIX)
-    elif "://" in store:
-        scheme = store.partition("://")[0]
-        raise CliError(
-            "config", f"--store: no store is called {scheme}", "expected FILE or sqlite:///FILE", ExitCode.CONFIG
-        )
-    if not store:
-        raise CliError("config", "--store: the name is empty", "expected FILE or sqlite:///FILE", ExitCode.CONFIG)
-    return Path(store)
-
-
-def open_store(path: Path, *, create: bool = True) -> SqliteStore:
-    """The store, owned by this process. Raises `StoreError`."""
-    return SqliteStore.open(path, create=create)
-
-
-def system_clock(store: Store) -> SystemClock:
-    return SystemClock(store.identity().mark_ms)
 
 
 async def build_authority(

@@ -205,7 +205,7 @@ def tell_acceptance(account: Account) -> Iterator[str]:
     yield f"accepted stale checkpoints {counts['stale_checkpoint']} of {checkpoints} checkpoints"
     yield (
         f"commits under a dead epoch {counts['dead_commit']} of {committed} commits"
-        f" ({account.late_answers} answers came in after their epoch had died)"
+        f" (providers' answers that came after their epoch had died: {account.late_answers})"
     )
     yield f"rejected calls unanswered {report.rejected_unanswered} of {report.rejected} late calls"
     others = {law: count for law, count in counts.items() if law not in THE_FOUR}

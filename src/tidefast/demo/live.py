@@ -75,6 +75,8 @@ class Live:
 
     def happened(self, happening: Happening) -> None:
         self._kinds[happening.what] += 1
+        if happening.what.endswith("beside"):
+            return
         self._newest.append((self.elapsed_s, happening))
         if self._rich is None and happening.what in ("struck", "died"):
             self.say(f"{self.elapsed_s:5.1f} s  {tell(happening)}")
@@ -83,7 +85,7 @@ class Live:
         self._states = Counter(states)
         if self._rich is None and self.elapsed_s - self._last_s >= LINE_S:
             self._last_s = self.elapsed_s
-            self.say(f"{self.elapsed_s:5.1f} s  {self._tickets()}; {self._deaths()}")
+            self.say(f"{self.elapsed_s:5.1f} s  {self._tickets()} | {self._deaths()}")
 
     def stop(self) -> None:
         if self._rich is not None:
@@ -93,14 +95,14 @@ class Live:
     def _tickets(self) -> str:
         states = self._states
         ended = states["completed"] + states["failed"]
-        waiting = self._total - ended - states["held"] - states["leased"]
-        done = f"{ended:2} of {self._total} tickets done"
-        return f"{done}, {states['leased']} in work, {states['held']} held, {waiting} waiting"
+        return f"{ended:2} of {self._total} tickets done, {states['leased']:2} in work, {states['held']} held"
 
     def _deaths(self) -> str:
         kinds = self._kinds
-        told = f"{kinds['killed']} workers killed, {kinds['frozen']} frozen, {kinds['takeover']} runs taken over"
-        return f"{told}, authority killed {kinds['struck']} times"
+        told = (
+            f"killed: {kinds['killed']} workers, {kinds['struck']} x the authority; frozen: {kinds['frozen']} workers"
+        )
+        return f"{told}; {kinds['takeover']} takeovers"
 
     def _picture(self) -> Group:
         states = self._states
@@ -109,4 +111,4 @@ class Live:
         for at_s, happening in self._newest:
             style = STYLES.get(happening.what, "dim")
             table.add_row(Text(f"{at_s:5.1f} s", "dim"), Text(tell(happening), style))
-        return Group(Text(f"{self._tickets()}; {self._deaths()}"), bar, table)
+        return Group(Text(f"{self._tickets()} | {self._deaths()}"), bar, table)

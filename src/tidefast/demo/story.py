@@ -14,19 +14,13 @@ def choose(traces: Mapping[str, Trace], injector: Injector) -> str | None:
     """The run that shows most: frozen, taken over, thawed, its late call refused; else any frozen, else any struck."""
     happenings = injector.happenings
     frozen = {h.run for h in happenings if h.what == "frozen"} & {h.run for h in happenings if h.what == "thawed"}
-    late = {run for run, _, _ in injector.late if run in frozen}
+    refused = {run for (run, _, _), point in injector.late.items() if point == "gateway.before_intent"}
     struck = {h.run for h in happenings if h.what in ("killed", "struck")}
     completed = {run for run, trace in traces.items() if trace.run.end == "completed"}
-    for candidates in (late & struck & completed, late & completed, frozen & completed, frozen, struck, set(traces)):
+    for candidates in (frozen & refused & completed, frozen & completed, frozen, struck, set(traces)):
         if candidates:
-            return max(sorted(candidates & traces.keys()), key=lambda run: _interest(run, injector), default=None)
+            return min(sorted(candidates & traces.keys()), key=lambda run: len(traces[run].moments), default=None)
     return None
-
-
-def _interest(run: str, injector: Injector) -> int:
-    """Late calls that had to be refused weigh most; then it is better short."""
-    late = sum(4 for (name, _, _), point in injector.late.items() if name == run and point == "gateway.before_intent")
-    return late - sum(1 for happening in injector.happenings if happening.run == run)
 
 
 def timeline(trace: Trace, happenings: Sequence[Happening], names: Mapping[str, str]) -> Iterator[str]:
@@ -47,17 +41,31 @@ def short_epoch(epoch: int) -> str:
 
 def _injected(trace: Trace, happenings: Sequence[Happening]) -> Iterator[Row]:
     for happening in happenings:
-        if happening.run != trace.history.run_id or happening.what == "takeover":
+        is_mine = happening.run == trace.history.run_id
+        epoch = _live_at(trace, happening.at_ms)
+        if happening.what.endswith("beside") and happening.epoch != epoch:
+            continue  # that lease had run out already
+        if happening.what == "struck" and not is_mine and epoch:
+            yield happening.at_ms, "", "authority", "is KILLED in a call of another run, and started again"
+        if not is_mine:
             continue
         text = {
             "killed": f"is KILLED {happening.where}",
             "frozen": f"is FROZEN {happening.where}; its lease runs out while it sleeps",
             "thawed": "is THAWED; it doesn't know that it was replaced",
+            "killed beside": "is KILLED at a point of another run",
+            "frozen beside": "is FROZEN at a point of another run",
             "struck": f"is KILLED {happening.where}, and started again",
             "late": _late(trace, happening),
         }.get(happening.what)
         if text is not None:
             yield happening.at_ms, short_epoch(happening.epoch), happening.who, text
+
+
+def _live_at(trace: Trace, at_ms: int) -> int:
+    """The epoch that was live at this time; 0 for none."""
+    after = [moment for moment in trace.moments if moment.event.at_ms > at_ms]
+    return after[0].run.live if after else trace.run.live
 
 
 def _late(trace: Trace, happening: Happening) -> str:

@@ -5,6 +5,7 @@ credential; `token` is empty until the server (or the embedding program) fills i
 """
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Attempt, RunState, StepKind, StepState
@@ -27,8 +28,7 @@ class StepAnswer:
     undo: StepId | None = None  # its undo, once begun
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(NamedTuple):
     """One finished step of a run, as it comes with a grant: enough to answer the agent without asking again."""
 
     step_id: StepId

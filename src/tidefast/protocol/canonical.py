@@ -8,6 +8,7 @@ are not strings) are refused with `CanonicalError`, never coerced.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
@@ -19,6 +20,7 @@ DEPTH_MAX = 32
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
 ).encode
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _quote = json.encoder.encode_basestring
 
 
@@ -28,12 +30,15 @@ class CanonicalError(ValueError):
 
 def canonical(value: JSON) -> str:
     """The RFC 8785 text of a JSON value. Raises `CanonicalError` for a value that is not I-JSON."""
-    return _encode(value) if _is_plain(value, DEPTH_MAX) else _spell(value)
+    text = _encode(value) if _is_plain(value, DEPTH_MAX) else _spell(value)
+    if not text.isascii() and _SURROGATE.search(text):
+        raise CanonicalError("a string holds a lone surrogate, which no UTF-8 text can carry")
+    return text
 
 
 def text_json(text: str) -> str:
-    """The canonical text of a string."""
-    return _quote(text)
+    """The canonical text of a string. A lone surrogate becomes a question mark: free text must never be refused."""
+    return _quote(text if text.isascii() else text.encode(errors="replace").decode())
 
 
 def digest(text: str) -> str:
@@ -109,8 +114,9 @@ def _number(value: float) -> str:
         return "0"
     if INTEGER_MAX < abs(value) < 1e21:  # would be spelled as an integer, which no reader may take for exact
         raise CanonicalError(f"the number {value!r} is beyond 2**53 - 1; send it as a string")
-    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
     text, point = "".join(map(str, digits)), len(digits) + int(exponent)
+    text = text.rstrip("0")
     if len(text) <= point <= 21:
         body = text + "0" * (point - len(text))
     elif 0 < point <= 21:

@@ -10,7 +10,6 @@ from tidefast.protocol.commands import SaveCheckpoint
 from tidefast.protocol.events import object_json
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, RunHead, View
-from tidefast.protocol.step import not_running
 from tidefast.protocol.verdicts import Decision, Done
 
 
@@ -18,7 +17,7 @@ def save_checkpoint(view: View, command: SaveCheckpoint, now: Now) -> Decision:
     head = view.run
     if head is None:
         return unknown_run(command.right.run_id)
-    refusal = fence(head, command.right, now) or not_running(head)
+    refusal = fence(head, command.right, now)
     if refusal is not None:
         return refusal
     state_digest = digest(command.state_json)
@@ -28,6 +27,8 @@ def save_checkpoint(view: View, command: SaveCheckpoint, now: Now) -> Decision:
         head.checkpoint_digest,
     ):
         return accept(head, Done("saved", head.checkpoint_seq, was_new=False))
+    if head.frozen:
+        return refuse(head, "run_frozen", head.frozen)
     if command.number <= head.checkpoint:
         return refuse(head, "checkpoint_stale", "number", number=command.number, stored=head.checkpoint)
     if head.is_failing:

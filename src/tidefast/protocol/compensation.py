@@ -12,7 +12,7 @@ from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, View
-from tidefast.protocol.step import answer_known, blocked_by, new_intent, not_running
+from tidefast.protocol.step import answer_known, blocked_by, new_intent
 from tidefast.protocol.verdicts import Decision
 
 
@@ -21,14 +21,21 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     head = view.run
     if head is None:
         return unknown_run(command.right.run_id)
-    refusal = fence(head, command.right, now) or not_running(head)
+    refusal = fence(head, command.right, now)
     if refusal is not None:
         return refusal
     undo = view.steps.get(command.undo_step_id)
     if undo is not None:
         return answer_known(view, head, undo, command, now)
     target = view.steps.get(command.step_id)
-    if target is None or target.state not in ("applied", "committed") or not target.is_mutating:
+    if head.frozen:
+        return refuse(head, "run_frozen", head.frozen)
+    if (
+        target is None
+        or target.state not in ("applied", "committed")
+        or not target.is_mutating
+        or target.kind == "undo"
+    ):
         state = "unknown" if target is None else target.state
         return refuse(head, "already_decided", "nothing_to_compensate", step=command.step_id, state=state)
     if command.contract is None:

@@ -7,7 +7,7 @@ every problem at once; `render_request` makes the bytes that an intent stores an
 
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest
@@ -20,6 +20,7 @@ Word = TypeVar("Word", bound=str)
 TIMEOUT_DEFAULT_MS = 30_000  # what most providers' own clients wait
 MARGIN_DEFAULT_MS = 300_000  # covers clock error and queueing at the edge of a provider's memory
 TIMEOUT_MAX_MS = 3_600_000
+DURATION_MAX_MS = 10 * 366 * 86_400_000
 BODYLESS = frozenset(("GET", "DELETE"))
 PYTHON_KEY = "field:key"  # a python tool receives the key as its parameter `key`
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
@@ -38,7 +39,7 @@ class Refusal(NamedTuple):
     members: tuple[tuple[str, JSON], ...] = ()
 
     def matches(self, status: int, body: JSON) -> bool:
-        return status == self.status and all(_member(body, path) == (True, value) for path, value in self.members)
+        return status == self.status and all(_has(body, path, value) for path, value in self.members)
 
 
 class Undo(NamedTuple):
@@ -154,7 +155,7 @@ def render_request(contract: Contract, args: Mapping[str, JSON], key: str) -> Re
     elif contract.key.startswith("field:"):
         body = _with_member(dict(args), contract.key[6:].split("."), spell_key(key, contract.key_form))
     if contract.method in BODYLESS:
-        left = set(args) - {name.removeprefix("args.") for name in _PLACEHOLDER.findall(contract.url)}
+        left = set(args) - {name.removeprefix("args.").split(".")[0] for name in _PLACEHOLDER.findall(contract.url)}
         if left:
             raise RenderError(f"{contract.method} sends no body and the url has no place for {', '.join(sorted(left))}")
         return Request(contract.method, url, headers, "")
@@ -265,8 +266,8 @@ class _Reader:
         if value is None:
             return default
         length = duration_ms(value) if isinstance(value, str) else None
-        if length is None:
-            self.fault(name, f'expected a duration like "30s" or "24h", found {value!r}')
+        if length is None or length > DURATION_MAX_MS:
+            self.fault(name, f'expected a duration like "30s" or "24h", at most ten years, found {value!r}')
             return default
         return length
 
@@ -321,9 +322,16 @@ class _Reader:
             self.fault("undo", 'expected { tool = "NAME", args = { … } }')
             return None
         args = value.get("args", {})
-        if not isinstance(args, Mapping) or self._json("undo", args) is None:
+        if not isinstance(args, Mapping):
             self.fault("undo", "expected args to be a table")
             return None
+        if self._json("undo", args) is None:
+            return None
+        for name in _placeholders(args):
+            if name.split(".")[0] not in ("args", "receipt"):
+                self.fault(
+                    "undo", f"expected placeholders like {{receipt.body.id}} or {{args.order}}, found {{{name}}}"
+                )
         return Undo(value["tool"], args)
 
     def credential(self) -> Credential | None:
@@ -341,6 +349,10 @@ class _Reader:
 
     def relations(self, contract: Contract) -> None:
         """What must hold between members."""
+        try:
+            contract.to_json()
+        except CanonicalError as error:
+            self.fault("args", f"expected a contract that can be stored: {error}")
         if contract.kind == "http":
             self._check_url(contract.url)
         elif contract.url or contract.credential or contract.key not in ("none", PYTHON_KEY):
@@ -355,7 +367,11 @@ class _Reader:
             self.fault("key_ttl", "expected more than timeout + margin, or no replay would ever be allowed")
 
     def _check_url(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError as error:
+            self.fault("url", f"expected http(s)://HOST/PATH, found {url!r}: {error}")
+            return
         if parts.scheme not in ("http", "https") or not parts.hostname or "{" in parts.netloc or "@" in parts.netloc:
             self.fault("url", f"expected http(s)://HOST/PATH with a fixed host and no credentials, found {url!r}")
         for name in _PLACEHOLDER.findall(url):
@@ -370,7 +386,7 @@ def _header_problem(name: str) -> str | None:
 
 
 def _member(value: JSON, path: str) -> tuple[bool, JSON]:
-    """(found, value) of a dotted path; exact types are kept, so that 1 and true stay apart in comparisons."""
+    """(found, value) of a dotted path."""
     for part in path.split("."):
         if isinstance(value, Mapping) and part in value:
             value = value[part]
@@ -379,6 +395,12 @@ def _member(value: JSON, path: str) -> tuple[bool, JSON]:
         else:
             return False, None
     return True, value
+
+
+def _has(body: JSON, path: str, wanted: JSON) -> bool:
+    """Whether a member has exactly this value: true is not 1, while 1 and 1.0 are one JSON number."""
+    found, value = _member(body, path)
+    return found and canonical(value) == canonical(wanted)
 
 
 def _url_part(name: str, args: Mapping[str, JSON]) -> str:
@@ -398,6 +420,17 @@ def _with_member(record: dict[str, JSON], path: list[str], value: str) -> dict[s
     if not isinstance(inner, Mapping):
         raise RenderError(f"the contract puts the key inside {path[0]}, which is not an object")
     return {**record, path[0]: _with_member(dict(inner), path[1:], value)}
+
+
+def _placeholders(template: JSON) -> list[str]:
+    """The names that a template's texts ask for."""
+    if isinstance(template, str):
+        return _PLACEHOLDER.findall(template)
+    if isinstance(template, Mapping):
+        return [name for value in template.values() for name in _placeholders(value)]
+    if isinstance(template, Sequence):
+        return [name for value in template for name in _placeholders(value)]
+    return []
 
 
 def _fill(template: JSON, sources: Mapping[str, JSON]) -> JSON:

@@ -84,7 +84,7 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
         case "run_thawed":
             return head._replace(frozen="", grants_without_progress=0, not_before_ms=0)
         case "run_failing":
-            return head._replace(failing_seq=event.seq)
+            return head._replace(failing_seq=event.seq, end_digest=data["error_digest"])
         case "run_completed":
             ended = _lease_ended(head, event, "completed")
             return ended._replace(end="completed", end_seq=event.seq, end_digest=data["result_digest"])
@@ -105,6 +105,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_ms=data["lease_ms"],
         expires_at_ms=data["expires_at_ms"],
         lease_end="",
+        lease_end_seq=0,
         lease_ended_ms=0,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
@@ -112,7 +113,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
 
 
 def _lease_ended(head: RunHead, event: Event, how: LeaseEnd) -> RunHead:
-    return head._replace(is_live=False, lease_end=how, lease_ended_ms=event.at_ms)
+    return head._replace(is_live=False, lease_end=how, lease_end_seq=event.seq, lease_ended_ms=event.at_ms)
 
 
 def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) -> Step:
@@ -166,10 +167,7 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":
-            number = data["attempt"]
-            if step.attempts[number - 1].state in NOT_SETTLED:
-                return _booked(step, data, "applied")
-            return step
+            return _booked(step, data, "applied")
         case _:
             raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
 
@@ -278,6 +276,7 @@ def _resolved(step: Step, event: Event, data: Data) -> Step:
     return step._replace(
         state=state,
         attempts=attempts,
+        closed_by=None if verdict == "applied" else step.closed_by,
         reason=f"resolved:{verdict}",
         receipt_seq=event.seq if verdict == "applied" and not step.receipt_seq else step.receipt_seq,
         settled_seq=event.seq if state in ("rejected", "compensated") else step.settled_seq,

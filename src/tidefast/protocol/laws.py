@@ -372,7 +372,7 @@ def orphan(trace: Trace) -> Iterator[Violation]:
             yield at(trace, "orphan", moment, why, step.step_id)
     for moment in trace.of("step_fenced"):
         is_new = moment.step is None or moment.step.state == "pending"
-        is_undo = "undo_of" in moment.data or (moment.step is not None and moment.step.undo_of is not None)
+        is_undo = text(moment.data, "undo_of") or (moment.step is not None and moment.step.undo_of is not None)
         if moment.run.is_failing and is_new and not is_undo:
             yield at(trace, "orphan", moment, "it was admitted anew though the run was failing")
     for moment in trace.of("step_rejected", "step_withdrawn"):

@@ -191,7 +191,7 @@ def release(view: View, command: Release, now: Now) -> Decision:
         head.epoch,
         head.holder,
     ):
-        return accept(head, Done(head.state, head.end_seq, was_new=False))
+        return accept(head, Done("released", head.lease_end_seq, was_new=False))
     refusal = stale(head, command.right)
     if refusal is not None:
         return refusal
@@ -204,7 +204,7 @@ def release(view: View, command: Release, now: Now) -> Decision:
         return accept(head, Done("released", released.seq), released)
     frozen_data = object_json(reason='"drift"', detail=text_json(command.detail))
     frozen = record(head, now, "run_frozen", frozen_data, after=1)
-    return accept(head, Done("frozen", frozen.seq), released, frozen)
+    return accept(head, Done("released", released.seq), released, frozen)
 
 
 def lapse(view: View, command: Lapse, now: Now) -> Decision:

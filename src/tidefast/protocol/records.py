@@ -130,6 +130,7 @@ class RunHead(NamedTuple):
     lease_ms: int
     expires_at_ms: int
     lease_end: LeaseEnd  # what ended the newest epoch, empty while live
+    lease_end_seq: int
     lease_ended_ms: int
     checkpoint: int  # number of the newest checkpoint, 0 for none
     checkpoint_seq: int

@@ -59,12 +59,14 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
 
 def _not_decidable(head: RunHead, step: Step, command: Resolve) -> Decision | None:
     """A verdict is taken on a step in doubt or held; of a diverged run, also on others."""
+    if step.kind == "local":
+        return refuse(head, "already_decided", "is_local", step=step.step_id, state=step.state)
+    if step.undo_of is not None and command.verdict == "compensated":
+        return refuse(head, "already_decided", "is_an_undo", step=step.step_id, state=step.state)
     if head.frozen == "diverged" and command.verdict in ("applied", "compensated"):
         return None
     if step.state not in ("in_doubt", "held") or step.closed_by is not None:
         return refuse(head, "already_decided", step.state, step=step.step_id, state=step.state)
-    if step.undo_of is not None and command.verdict == "compensated":
-        return refuse(head, "already_decided", "is_an_undo", step=step.step_id, state=step.state)
     return None
 
 
@@ -76,7 +78,9 @@ def _too_early(view: View, head: RunHead, step: Step, command: Resolve, now: Now
     last_deadline = max((attempt.deadline_ms for attempt in open_attempts), default=0)
     if now.ms <= last_deadline:
         return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=last_deadline)
-    if command.looked_at_ms is not None and command.looked_at_ms <= last_deadline:
+    if command.looked_at_ms is None or command.looked_at_ms > now.ms:
+        return refuse(head, "invalid", "looked_at", step=step.step_id, now_ms=now.ms, look_after_ms=last_deadline)
+    if command.looked_at_ms <= last_deadline:
         return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=last_deadline)
     silent = [attempt for attempt in open_attempts if attempt.state == "lost" and attempt.owner in view.instances]
     if silent and not view.contracts[step.contract].dedups:

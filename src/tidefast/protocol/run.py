@@ -35,6 +35,7 @@ def blank(run_id: RunId) -> RunHead:
         lease_ms=0,
         expires_at_ms=0,
         lease_end="",
+        lease_end_seq=0,
         lease_ended_ms=0,
         checkpoint=0,
         checkpoint_seq=0,
@@ -103,16 +104,19 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     head = view.run
     if head is None:
         return unknown_run(command.right.run_id)
-    error_digest = digest(command.error)
+    error_json = text_json(command.error)
+    error_digest = digest(error_json)
     if _same_end(head, command.right, "failed", error_digest):
         return accept(head, Done("failed", head.end_seq, was_new=False))
     refusal = fence(head, command.right, now) or not_running(head)
     if refusal is not None:
         return refusal
-    data = object_json(error=text_json(command.error), error_digest=f'"{error_digest}"')
+    data = object_json(error=error_json, error_digest=f'"{error_digest}"')
     withdrawn = [step.step_id for step in head.open if step.state == "pending" and step.undo_of is None]
     waiting = [step.step_id for step in head.open if step.is_unsettled and step.step_id not in withdrawn]
     if waiting:
+        if head.is_failing and head.end_digest == error_digest:
+            return accept(head, Done("failing", head.failing_seq, was_new=False))
         if head.is_failing:
             return refuse(head, "unsettled_effects", "unsettled", steps=list(waiting))
         failing = record(head, now, "run_failing", data, epoch=command.right.epoch)

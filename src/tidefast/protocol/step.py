@@ -16,7 +16,7 @@ from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, 
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
-from tidefast.protocol.ids import Epoch, StepId, step_key
+from tidefast.protocol.ids import Epoch, StepId, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import HAD_NO_EFFECT, MUTATING, Attempt, Now, OpenStep, RunHead, Step, View
 from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
@@ -27,14 +27,14 @@ def admit(view: View, command: Admit, now: Now) -> Decision:
     head = view.run
     if head is None:
         return unknown_run(command.right.run_id)
-    refusal = fence(head, command.right, now) or not_running(head)
+    refusal = fence(head, command.right, now)
     if refusal is not None:
         return refusal
     step = view.steps.get(command.step_id)
     if step is None:
         if command.stored:
             return refuse(head, "not_found", "step_unknown", step=command.step_id)
-        return _first(view, head, command, now)
+        return not_running(head) or _first(view, head, command, now)
     if not command.stored and step.call_digest != command.call_digest and not _may_restate(step, command):
         return refuse(
             head,
@@ -66,6 +66,8 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
+    if not is_id(command.step_id):
+        return refuse(head, "invalid", "derived_id", step=command.step_id)
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
     if command.contract.effect in MUTATING:
@@ -84,6 +86,8 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
     match step.state:
         case "committed" | "compensated":
             return accept(head, answer(step))
+        case _ if head.frozen:
+            return refuse(head, "run_frozen", head.frozen)
         case "applied":
             return join(head, step, command.right.epoch, now)
         case "rejected":
@@ -147,19 +151,17 @@ def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compens
     """A step that is proved to have had no effect so far: sent again as stored, or restated."""
     if head.is_failing and step.undo_of is None:
         return refuse(head, "run_ending", "failing")
-    blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
+    is_mutating = step.is_mutating or (command.contract is not None and command.contract.effect in MUTATING)
+    blocked = blocked_by(head, step.step_id, step.undo_of, now) if is_mutating else None
     if blocked is not None:
         return blocked
     stored = view.contracts[step.contract]
     changed = scope_change(stored, command.contract)
-    if isinstance(command, Admit) and command.stored:
-        return (
-            _hold(head, step, changed, command.right.epoch, now)
-            if changed
-            else _send_again(head, step, stored, command, now)
-        )
-    if changed or step.call_digest != command.call_digest:
+    wants_stored = isinstance(command, Admit) and command.stored
+    if step.first_sent is None and not wants_stored and (changed or step.call_digest != command.call_digest):
         return _restate(head, step, command, now)
+    if changed:
+        return _hold(head, step, changed, command.right.epoch, now)
     return _send_again(head, step, stored, command, now)
 
 
@@ -318,7 +320,7 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
 
 def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
     contract = view.contracts[step.contract]
-    if other_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
+    if step.is_mutating and other_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
     if tries < contract.retries and not contract.stored_failures:
@@ -373,7 +375,7 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
     head = view.run
     if head is None:
         return unknown_run(command.right.run_id)
-    refusal = fence(head, command.right, now) or not_running(head)
+    refusal = fence(head, command.right, now)
     if refusal is not None:
         return refusal
     step = view.steps.get(command.step_id)
@@ -381,8 +383,12 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         if step.kind != "local":
             return refuse(head, "step_conflict", "other_kind", step=step.step_id, stored_tool=step.tool)
         return accept(head, answer(step))
+    if head.frozen:
+        return refuse(head, "run_frozen", head.frozen)
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
+    if not is_id(command.step_id):
+        return refuse(head, "invalid", "derived_id", step=command.step_id)
     data, epoch = object_json(value=command.value_json), command.right.epoch
     event = record(head, now, "step_result", data, step=command.step_id, epoch=epoch)
     return accept(head, Answer(command.step_id, "committed", epoch, "", event.seq, replayed=False), event)

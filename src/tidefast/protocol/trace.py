@@ -348,8 +348,7 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
         case "step_compensated":
             return _moved(step, "compensated", event.seq)
         case "late_receipt":
-            sent = step.attempt(place)
-            return _booked(step, place, "applied") if sent is not None and sent.state in OPEN else step
+            return _booked(step, place, "applied")
         case _:
             return step
 
@@ -373,7 +372,7 @@ def _resolved(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
     if verdict in ("not_applied", "refused"):
         step = _all_open(step, "not_applied")
     if verdict == "applied":
-        step = step._replace(receipts=step.receipts | {event.seq})
+        step = step._replace(receipts=step.receipts | {event.seq}, closed_by=None)
     return _moved(step, text(data, "state"), event.seq)
 
 

@@ -24,6 +24,7 @@ TAKEOVER_S = 8.0  # without a takeover by then a fault is given up and what wait
 QUIET_S = 0.8  # how long the authority's death waits for the calls of other steps to be settled
 QUIET_STEP_S = 0.02
 QUIET_STEPS = 3  # a call just let go is not seen for a moment: this many looks in a row must find nothing
+TAKEOVERS_MAX = 4  # a run that was taken over this often is not struck at its own points any more
 CRASHES_MAX = 5  # deaths that nobody injected, before the whole run is given up
 
 Role = Literal["worker", "authority"]
@@ -85,8 +86,9 @@ class Strike(NamedTuple):
 class Plan:
     """Which faults come where: the same seed plans the same ones, whatever order the runs come in.
 
-    `menus` names the faults that a step may meet; the share of steps that meet one is `share`. At least the share
-    `least` of the steps meets one: where the planned ones couldn't be carried out, more are added.
+    `menus` names the faults that a step may meet; the share of steps that meet one is `share`. Where these don't suffice,
+    or couldn't be carried out, more are added until the share `least` has met a preemption; and each fault of a menu is
+    tried at least once, as long as that doesn't take the share above `most`.
     """
 
     seed: int
@@ -94,6 +96,7 @@ class Plan:
     strikes: Sequence[Strike] = ()
     share: float = 0.5
     least: float = 0.4
+    most: float = 0.65
 
     def fault(self, run: str, step: str) -> Fault | None:
         """The fault that is planned for a step."""
@@ -105,7 +108,8 @@ class Plan:
 class Happening(NamedTuple):
     """Something that the injector did or saw.
 
-    `what`: killed, frozen, thawed, takeover, no takeover, late, struck (the authority), restarted, died (by itself).
+    `what`: killed, frozen, thawed, takeover, no takeover, late, struck (the authority), restarted, died (by itself);
+    "killed beside" and "frozen beside" name the other runs that a struck worker was driving.
     """
 
     at_ms: int
@@ -127,6 +131,7 @@ class Member:
     process: Process | None = None
     state: Literal["starting", "up", "frozen", "struck"] = "starting"
     starts: int = 0
+    holder: str = ""  # the name on the leases of the process that runs now, once a point has told it
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal; False if the process has just ended."""
@@ -197,6 +202,7 @@ class Injector:
         self.holders: dict[str, Member] = {}
         self._planned: dict[Key, Fault | None] = {}
         self._struck_steps: set[Key] = set()
+        self._done: set[tuple[str, Fault]] = set()  # (step name, fault) that were carried out
         self._counts: Counter[tuple[str, str]] = Counter()
         self._strikes_left = list(plan.strikes)
         self._sending: Counter[Key] = Counter()  # calls between intent and settle
@@ -249,7 +255,7 @@ class Injector:
         return {tuple(track.order) for track in self.tracks.values() if track.is_struck}
 
     async def _start(self, member: Member) -> None:
-        member.state = "starting"
+        member.state, member.holder = "starting", ""
         member.process = await member.start()
         member.starts += 1
         member.state = "up"
@@ -340,6 +346,7 @@ class Injector:
             member = next((m for m in self.members if m.process is not None and m.process.pid == report.pid), None)
             if member is not None:
                 self.holders[report.holder] = member
+                member.holder = report.holder
             if report.epoch > track.epoch:
                 self._take_over(track, report)
         if report.epoch == track.epoch:
@@ -394,13 +401,17 @@ class Injector:
         """The fault planned for this step at this point, or one that is owed."""
         step = report.step or track.step
         key = (report.run, step)
-        if not step or key in self._struck_steps:
+        if not step or key in self._struck_steps or report.epoch - track.first_epoch >= TAKEOVERS_MAX:
             return None
         if key not in self._planned:
             self._planned[key] = self.plan.fault(*key)
         fault = self._planned[key]
         if fault is not None and fault.point == report.point:
             return fault
+        if fault is None and len(self.preempted) < self.plan.most * len(self.seen):
+            for fresh in self.plan.menus.get(step, ()):
+                if fresh.point == report.point and (step, fresh) not in self._done:
+                    return fresh
         if report.point == "sdk.after_apply" and self._is_owed(key):
             return Fault("kill_worker", report.point)
         return None
@@ -421,9 +432,11 @@ class Injector:
 
     async def _inject(self, fault: Fault, report: Report, track: Track) -> None:
         member = self.holders.get(report.holder)
-        if member is None or not self._may_lose(member):
+        if member is None or member.holder != report.holder or not self._may_lose(member):
             return
-        self._struck_steps.add((report.run, report.step or track.step))
+        step = report.step or track.step
+        self._struck_steps.add((report.run, step))
+        self._done.add((step, fault))
         if fault.kind == "freeze_worker":
             await self._freeze(member, fault, report, track)
         elif self._kill(member, fault, report) and fault.is_late:
@@ -437,6 +450,7 @@ class Injector:
         self._count(fault, report, "killed", member)
         for run, track in self._driven_by(member):
             self._preempt(run, track)
+            self._note_beside("killed beside", run, track, report, member)
         return True
 
     async def _freeze(self, member: Member, fault: Fault, report: Report, track: Track) -> None:
@@ -446,6 +460,8 @@ class Injector:
         member.state = "frozen"
         driven = [(run, each, each.epoch) for run, each in self._driven_by(member)]
         self._count(fault, report, "frozen", member)
+        for run, each, _ in driven:
+            self._note_beside("frozen beside", run, each, report, member)
         await self._keep(report, track)
         for run, each, epoch in driven:
             if each.epoch > epoch:
@@ -493,7 +509,7 @@ class Injector:
         return any(count > 0 for key, count in self._sending.items() if key != mine and key not in self._kept)
 
     def _driven_by(self, member: Member) -> list[tuple[str, Track]]:
-        return [(run, track) for run, track in self.tracks.items() if self.holders.get(track.holder) is member]
+        return [(run, track) for run, track in self.tracks.items() if track.holder == member.holder != ""]
 
     def _preempt(self, run: str, track: Track, step: str = "") -> None:
         name = step or track.step
@@ -506,6 +522,13 @@ class Injector:
         track.is_struck = True
         track.order.append(fault.name)
         self._note(what, report, member.name, PLACES[report.point])
+
+    def _note_beside(self, what: str, run: str, track: Track, report: Report, member: Member) -> None:
+        """A run that its worker's fault hit too, though not at a point of its own."""
+        if run != report.run:
+            track.is_struck = True
+            track.order.append(what)
+            self._note(what, Report(report.point, 0, run, track.step, track.epoch, track.holder), member.name)
 
     def _who(self, holder: str) -> str:
         member = self.holders.get(holder)

@@ -10,6 +10,7 @@ from pathlib import Path
 import apsw
 
 from tidefast.stores.base import StoreCorrupt, StoreRefused
+from tidefast.stores.sqlite_rows import SHAPE
 
 APPLICATION_ID = 0x54696465  # "Tide"; SQLite keeps it in the file's header
 
@@ -38,6 +39,11 @@ def check(connection: apsw.Connection, path: str, newest: int) -> int:
         raise StoreCorrupt(
             f"{path} says generation {generation} in its header and {noted} in its table; restore a backup."
         )
+    if generation == newest and connection.execute("SELECT value FROM meta WHERE name = 'shape'").get != SHAPE:
+        raise StoreRefused(
+            f"{path} has this generation, but its records have other fields: another build of this program wrote it; "
+            "nothing was changed. Start that build."
+        )
     return int(generation)
 
 
@@ -50,7 +56,10 @@ def migrate(connection: apsw.Connection, generation: int, known: Mapping[int, st
     try:
         for number in missing:
             connection.execute(known[number])
-        connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('generation', ?)", (missing[-1],))
+        connection.executemany(
+            "INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)",
+            [("generation", missing[-1]), ("shape", SHAPE)],
+        )
         connection.pragma("application_id", APPLICATION_ID)
         connection.pragma("user_version", missing[-1])
         connection.execute("COMMIT")

@@ -4,6 +4,7 @@ A head is stored as one JSON array beside the columns that statements look at; a
 costs a write no more and lets the journal be read without decoding.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ import apsw
 import msgspec
 
 from tidefast.protocol.events import Event
-from tidefast.protocol.records import Attempt, RunHead, Step
-from tidefast.stores.base import StoredEvent
+from tidefast.protocol.records import Attempt, OpenStep, RunHead, Step
+from tidefast.stores.base import StoreCorrupt, StoredEvent
 
 SEQ_BITS = 32
 SEQ_MAX = 2**SEQ_BITS - 1
@@ -21,8 +22,19 @@ ROWS_AT_ONCE = 64
 Row = tuple[Any, ...]
 
 encode = msgspec.json.Encoder().encode
-decode_head = msgspec.json.Decoder(RunHead).decode
+_decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+
+# What the stored arrays mean, place by place. A file keeps it, so that a field that was added or moved without a
+# migration is refused when the file is opened, instead of being read as another field.
+SHAPE = json.dumps({record.__name__: record._fields for record in (RunHead, OpenStep, Attempt, Step)})
+
+
+def decode_head(text: str) -> RunHead:
+    try:
+        return _decode_head(text)
+    except msgspec.DecodeError as error:
+        raise StoreCorrupt(f"a run's record can't be read ({error}): {text[:200]}. Restore a backup.") from error
 
 
 class Write:
@@ -127,7 +139,11 @@ def step_row(key: int, step: Step) -> Row:
 
 
 def step_of(row: Row) -> Step:
-    return Step._make((*row[:9], bool(row[9]), _decode_attempts(row[10]), *row[11:]))
+    try:
+        attempts = _decode_attempts(row[10])
+    except msgspec.DecodeError as error:
+        raise StoreCorrupt(f"the attempts of step {row[0]} can't be read ({error}). Restore a backup.") from error
+    return Step._make((*row[:9], bool(row[9]), attempts, *row[11:]))
 
 
 def event_key(run_key: int, seq: int) -> int:

@@ -1,0 +1,37 @@
+"""The store that a command works on: its name, its owner, its clock. Light to import, for commands that only look."""
+
+from pathlib import Path
+
+from tidefast.cli.errors import CliError, ExitCode
+from tidefast.engine.clock import SystemClock
+from tidefast.stores.base import Store
+from tidefast.stores.sqlite import SqliteStore
+
+SQLITE_PREFIX = "sqlite:///"
+EXPECTED = "expected FILE or sqlite:///FILE"
+
+
+def store_path(store: str) -> Path:
+    """The file that `--store` names. Raises `CliError`."""
+    file = store.removeprefix(SQLITE_PREFIX)
+    if "://" in file:
+        scheme = file.partition("://")[0]
+        raise CliError("config", f"--store: no store is called {scheme}", EXPECTED, ExitCode.CONFIG)
+    if not file:
+        raise CliError("config", "--store: the name is empty", EXPECTED, ExitCode.CONFIG)
+    return Path(file)
+
+
+def own(store: str, *, create: bool) -> SqliteStore:
+    """The store's file, for this process alone. Raises `CliError` naming who has it, and `StoreError`."""
+    path = store_path(store)
+    owner = SqliteStore.owner(path) if path.parent.is_dir() else None
+    if owner is not None:
+        todo = f"ask its server: --url {owner.url}" if owner.url else "wait for its end, or end it"
+        raise CliError("store_owned", f"{path} is owned by {owner}; nothing was changed", todo, ExitCode.UNREACHABLE)
+    return SqliteStore.open(path, create=create)
+
+
+def system_clock(store: Store) -> SystemClock:
+    """The clock of this process over a store."""
+    return SystemClock(store.identity().mark_ms)
