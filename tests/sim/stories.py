@@ -263,7 +263,7 @@ def play(books: Books, moves: list[tuple[int, int, int, int]]) -> None:
 
 
 def resolve(books: Books, name: str, verdict: c.ResolveVerdict) -> None:
-    """Nobody says *applied* of a step that is rejected or compensated."""
+    """Nobody says *applied* of a rejected step."""
     step = books.view.steps.get(StepId(name))
-    if verdict != "applied" or step is None or step.state not in ("rejected", "compensated"):
+    if verdict != "applied" or step is None or step.state != "rejected":
         books.resolve(name, verdict)

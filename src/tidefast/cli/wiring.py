@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.place import system_clock
@@ -17,7 +17,6 @@ from tidefast.engine.clock import Clock
 from tidefast.engine.engine import Engine
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
-from tidefast.sdk.app import App
 from tidefast.services.authority import Authority
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
@@ -25,6 +24,9 @@ from tidefast.services.keeper import Keeper
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
 from tidefast.stores.base import Store
+
+if TYPE_CHECKING:
+    from tidefast.sdk.app import App
 
 POINTS_VARIABLE = "TIDEFAST_POINTS"
 
@@ -118,7 +120,7 @@ def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> Tool
     return book
 
 
-def local_runner(clock: Clock, app: App) -> LocalRunner:
+def local_runner(clock: Clock, app: "App") -> LocalRunner:
     """Runs an app's python tools in this process, their own refusals put into the words of the services."""
     functions = {name: tool.raising(RefusedByTool, NotSentByTool) for name, tool in app.tools.items()}
     return LocalRunner(clock, functions, frozenset(name for name, tool in app.tools.items() if tool.takes_key))

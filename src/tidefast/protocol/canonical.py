@@ -28,11 +28,15 @@ class CanonicalError(ValueError):
     """The value has no canonical form; the message says which part and why."""
 
 
+class LoneSurrogate(CanonicalError):
+    """A string holds half of a UTF-16 pair, which no UTF-8 text can carry."""
+
+
 def canonical(value: JSON) -> str:
     """The RFC 8785 text of a JSON value. Raises `CanonicalError` for a value that is not I-JSON."""
     text = _encode(value) if _is_plain(value, DEPTH_MAX) else _spell(value)
     if not text.isascii() and _SURROGATE.search(text):
-        raise CanonicalError("a string holds a lone surrogate, which no UTF-8 text can carry")
+        raise LoneSurrogate("a string holds a lone surrogate, which no UTF-8 text can carry")
     return text
 
 
@@ -46,7 +50,7 @@ def digest(text: str) -> str:
     try:
         return hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError as error:
-        raise CanonicalError("a string holds a lone surrogate, which no UTF-8 text can carry") from error
+        raise LoneSurrogate("a string holds a lone surrogate, which no UTF-8 text can carry") from error
 
 
 def call_digest(tool: str, args_json: str) -> str:

@@ -15,6 +15,7 @@ returns after the end of its pass counts for nothing, so swallowing `Preempted` 
 import asyncio
 import dataclasses
 import traceback
+from collections.abc import Awaitable
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ import structlog
 from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.canonical import CanonicalError, canonical
 from tidefast.protocol.points import Hook
-from tidefast.protocol.verdicts import Refused
+from tidefast.protocol.verdicts import Done, Refused
 from tidefast.sdk.app import App
 from tidefast.sdk.authority import Authority
 from tidefast.sdk.errors import Error, Fail, Misuse, PassEnded, Preempted
@@ -163,12 +164,17 @@ class Pass:
         self.lease.is_ending = True
         text = _clean(why)
         authority, token = self._authority, self._token
+
+        def ask() -> Awaitable[Done | Refused]:
+            return authority.fail(token, text)
+
         while True:
-            answer = await self.line.ask_settled(lambda: authority.fail(token, text), is_ending=True)
+            answer = await self.line.ask_settled(ask, is_ending=True)
             if isinstance(answer, Refused):
                 raise Error("the run's failing was refused", f"{answer.code} ({answer.reason})")
             if answer.state == "failed":
                 return "failed"
+            text = FAILING_AGAIN  # the reason stands in the log; asked in other words, the refusal names what is open
 
     async def _release(self, ended: PassEnded) -> Outcome:
         self.line.end(ended)

@@ -86,9 +86,9 @@ class Strike(NamedTuple):
 class Plan:
     """Which faults come where: the same seed plans the same ones, whatever order the runs come in.
 
-    `menus` names the faults that a step may meet; the share of steps that meet one is `share`. Where these don't suffice,
-    or couldn't be carried out, more are added until the share `least` has met a preemption; and each fault of a menu is
-    tried at least once, as long as that doesn't take the share above `most`.
+    `menus` names the faults that a step may meet; the share of steps that meet one is `share`. Where these don't
+    suffice, or couldn't be carried out, more are added until the share `least` has met a preemption; and each fault of
+    a menu is tried at least once, as long as that doesn't take the share above `most`.
     """
 
     seed: int

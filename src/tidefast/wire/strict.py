@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tidefast.protocol.canonical import DEPTH_MAX, JSON, CanonicalError, canonical
+from tidefast.protocol.canonical import DEPTH_MAX, JSON, CanonicalError, LoneSurrogate, canonical
 
 BODY_BYTES_MAX = 1024 * 1024
 MEMBERS_MAX = 10_000
@@ -52,15 +52,11 @@ def read_object(body: bytes) -> dict[str, JSON]:
 def canonical_text(value: JSON, where: str) -> str:
     """The canonical text of a decoded value. Raises `BadInput` for what has none."""
     try:
-        text = canonical(value)
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(
-            "text_invalid", f"`{where}` holds a lone surrogate, which UTF-8 can't carry", field=where
-        ) from error
+        return canonical(value)
+    except LoneSurrogate as error:
+        raise BadInput("text_invalid", f"`{where}`: {error}", field=where) from error
     except CanonicalError as error:
         raise BadInput("field_range", f"`{where}`: {error}", field=where) from error
-    return text
 
 
 def type_name(value: JSON) -> str:

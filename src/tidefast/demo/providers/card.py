@@ -219,25 +219,20 @@ def cancel(connection: apsw.Connection, key: str, refund_id: str) -> Answer:
     connection.execute(
         "UPDATE effects SET undone_key = ?, undone_at_ms = ? WHERE refund_id = ?", (key, now_ms(), refund_id)
     )
-    connection.execute(
-        "UPDATE orders SET refunded_cents = refunded_cents - ? WHERE order_id = ?", (cents, order_id)
-    )
+    connection.execute("UPDATE orders SET refunded_cents = refunded_cents - ? WHERE order_id = ?", (cents, order_id))
     return refund_answer(200, refund_id, order_id, cents, currency, "cancelled")
 
 
 def refund_answer(status: int, refund_id: str, order: str, cents: int, currency: str, state: str) -> Answer:
     """Describe a refund in the provider's own words."""
-    return json_answer(
-        status, {"id": refund_id, "order": order, "cents": cents, "currency": currency, "status": state}
-    )
+    return json_answer(status, {"id": refund_id, "order": order, "cents": cents, "currency": currency, "status": state})
 
 
 def read_effects(connection: apsw.Connection) -> list[JsonObject]:
     """List every refund that was ever applied, in order, those taken back included."""
     names = ("id", "key", "order", "cents", "currency", "at_ms", "undone_key", "undone_at_ms")
     rows = connection.execute(
-        "SELECT refund_id, key, order_id, cents, currency, at_ms, undone_key, undone_at_ms"
-        " FROM effects ORDER BY number"
+        "SELECT refund_id, key, order_id, cents, currency, at_ms, undone_key, undone_at_ms FROM effects ORDER BY number"
     )
     return [{**dict(zip(names, row, strict=True)), "undone": row[6] is not None} for row in rows]
 
@@ -323,10 +318,7 @@ def order_from(value: object) -> Order:
 
 def seed_orders(ledger: Ledger, path: Path) -> None:
     """Enter the orders that the ledger doesn't know yet; what was refunded since is kept."""
-    rows = [
-        (order.order, order.cents, order.currency, order.refunded_cents, order.card)
-        for order in read_orders(path)
-    ]
+    rows = [(order.order, order.cents, order.currency, order.refunded_cents, order.card) for order in read_orders(path)]
     with ledger.transaction() as connection:
         connection.executemany("INSERT OR IGNORE INTO orders VALUES (?, ?, ?, ?, ?)", rows).fetchall()
 

@@ -119,8 +119,7 @@ def add_mail(connection: apsw.Connection, mail: Mail) -> str:
     """Enter one more mail, whatever was entered before."""
     mail_id = f"ml_{secrets.token_hex(12)}"
     connection.execute(
-        "INSERT INTO mails (mail_id, recipient, subject, text, key, step, at_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO mails (mail_id, recipient, subject, text, key, step, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (mail_id, mail.recipient, mail.subject, mail.text, mail.key, mail.step, now_ms()),
     )
     return mail_id
@@ -129,9 +128,7 @@ def add_mail(connection: apsw.Connection, mail: Mail) -> str:
 def read_mails(connection: apsw.Connection) -> list[JsonObject]:
     """List every mail that was ever accepted, in order."""
     names = ("id", "to", "subject", "key", "step", "at_ms")
-    rows = connection.execute(
-        "SELECT mail_id, recipient, subject, key, step, at_ms FROM mails ORDER BY number"
-    )
+    rows = connection.execute("SELECT mail_id, recipient, subject, key, step, at_ms FROM mails ORDER BY number")
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
