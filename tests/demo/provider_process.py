@@ -58,9 +58,7 @@ class Provider:
         path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "CARD_TOKEN": TOKEN, "MAIL_TOKEN": TOKEN, "PYTHONPATH": path}
         with self._errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                self._command, env=environment, stdout=subprocess.PIPE, stderr=errors
-            )
+            self.process = subprocess.Popen(self._command, env=environment, stdout=subprocess.PIPE, stderr=errors)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self._errors.read_text()
@@ -79,9 +77,7 @@ class Provider:
     def errors(self) -> str:
         return self._errors.read_text()
 
-    def call(
-        self, method: str, path: str, body: bytes | None = None, headers: Headers | None = None
-    ) -> Reply:
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Headers | None = None) -> Reply:
         """Make one call with the right token, unless the headers name another."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
         try:

@@ -30,9 +30,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
 def slow_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     """A provider that works on each request long enough for a second one to arrive meanwhile."""
     directory = tmp_path_factory.mktemp("slow_card")
-    with running(
-        "card", directory, "--orders", str(write_orders(directory)), "--latency", "500ms"
-    ) as provider:
+    with running("card", directory, "--orders", str(write_orders(directory)), "--latency", "500ms") as provider:
         yield provider
 
 
@@ -183,9 +181,7 @@ def test_no_amount_refunds_what_is_left_and_then_nothing_is(card: Provider) -> N
 @pytest.mark.parametrize(
     "method, suffix, order", [("DELETE", "", "o9"), ("POST", "/cancel", "o10")], ids=["delete", "post"]
 )
-def test_undo_gives_the_amount_back_to_the_order_once(
-    card: Provider, method: str, suffix: str, order: str
-) -> None:
+def test_undo_gives_the_amount_back_to_the_order_once(card: Provider, method: str, suffix: str, order: str) -> None:
     refund = card.refund(f"k-{order}", order, None)
     path, key = f"/refunds/{refund.json['id']}{suffix}", {"Idempotency-Key": f"k-{order}-undo"}
     first = card.call(method, path, None, key)
@@ -231,9 +227,7 @@ def test_mail_without_headers_survives_a_kill(mail: Provider) -> None:
     assert (row["key"], row["step"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "address", ["nobody", "a@b", "a b@example.com", "a@example.invalid", "é@example.com", "@x.de"]
-)
+@pytest.mark.parametrize("address", ["nobody", "a@b", "a b@example.com", "a@example.invalid", "é@example.com", "@x.de"])
 def test_mail_refuses_an_address_that_nothing_can_reach(mail: Provider, address: str) -> None:
     reply = mail.send(address)
     assert (reply.status, reply.code) == (422, "invalid_address")

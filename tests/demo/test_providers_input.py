@@ -118,16 +118,12 @@ def test_bad_mails(mail: Provider, body: bytes, status: int) -> None:
         ("mail", ["--port", "0"], "set MAIL_TOKEN"),
     ],
 )
-def test_a_wrong_start_says_what_is_wrong(
-    tmp_path: Path, name: str, options: list[str], message: str
-) -> None:
+def test_a_wrong_start_says_what_is_wrong(tmp_path: Path, name: str, options: list[str], message: str) -> None:
     good = '{"order": "o", "cents": 1, "currency": "EUR", "refunded_cents": 0, "card": "ok"}'
     (tmp_path / "bad.jsonl").write_text(good + "\n" + good.replace("ok", "maybe") + "\n")
     environment = {**os.environ, "CARD_TOKEN": TOKEN, "MAIL_TOKEN": "", "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-m", f"tidefast.demo.providers.{name}", "--db", "x.db", *options]
-    ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr

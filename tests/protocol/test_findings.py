@@ -303,7 +303,6 @@ def test_every_word_of_the_demos_contracts_is_known() -> None:
 # --- the second look
 
 
-@finding(16)
 @pytest.mark.parametrize("late", [1, 2])
 def test_two_answers_to_a_read_are_no_contradiction(late: int) -> None:
     """A read changes nothing, so a 404 and a 200 of two of its attempts are both true."""
@@ -317,7 +316,6 @@ def test_two_answers_to_a_read_are_no_contradiction(late: int) -> None:
     assert not book.head.frozen
 
 
-@finding(17)
 def test_a_step_whose_attempt_is_known_to_have_applied_is_never_sent_again_not_even_after_a_thaw() -> None:
     book = Book()
     book.granted()
@@ -328,7 +326,6 @@ def test_a_step_whose_attempt_is_known_to_have_applied_is_never_sent_again_not_e
     assert code(book.admit(contract=KEYLESS)) != "Send"
 
 
-@finding(17)
 def test_no_run_completes_over_a_rejected_step_that_is_known_to_have_applied() -> None:
     book = Book()
     book.granted()
@@ -339,13 +336,11 @@ def test_no_run_completes_over_a_rejected_step_that_is_known_to_have_applied() -
     assert code(book.complete()) != "Done"
 
 
-@finding(18)
 @pytest.mark.parametrize("found", [2**60, "\udcff", 1e20])
 def test_an_answer_that_is_not_i_json_matches_no_refusal_and_raises_nothing(found: Any) -> None:
     assert not Refusal(400, (("code", 1),)).matches(400, {"code": found})
 
 
-@finding(19)
 def test_an_owner_that_says_lost_has_spoken_and_is_not_booked_as_silent() -> None:
     book = Book()
     book.granted()
@@ -354,7 +349,6 @@ def test_an_owner_that_says_lost_has_spoken_and_is_not_booked_as_silent() -> Non
     assert book.step().attempts[0].state == "doubted"
 
 
-@finding(20)
 def test_progress_ends_the_pause_that_was_laid_on_a_run_without_any() -> None:
     book = Book()
     for _ in range(9):
@@ -364,7 +358,6 @@ def test_progress_ends_the_pause_that_was_laid_on_a_run_without_any() -> None:
     assert code(book.grant()) == "Granted"
 
 
-@finding(21)
 def test_a_refusal_that_settles_the_older_attempts_settles_them_when_tries_are_left_too() -> None:
     retried = KEYED._replace(retries=3)
     book = Book()

@@ -175,13 +175,17 @@ def test_a_frozen_run_takes_no_new_work(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", WORKERS_VERBS)
-def test_after_the_end_everyone_hears_that_the_run_has_ended(verb: str) -> None:
+def test_after_the_end_a_zombie_hears_that_it_is_stale_and_the_last_holder_that_the_run_has_ended(verb: str) -> None:
     book = Book()
     book.granted()
     old = book.right()
     book.granted()
+    last = book.right()
+    book.preempt()
+    book.granted()
     book.complete()
-    assert told(getattr(book, verb)(right=old)) == ("run_ended", [])
+    assert told(getattr(book, verb)(right=old)) == ("stale_epoch", [])
+    assert told(getattr(book, verb)(right=last)) == ("stale_epoch", [])
 
 
 # --- renew, release, lapse, preempt, thaw

@@ -184,7 +184,7 @@ class Log:
     def __init__(self, *, grant: bool = True) -> None:
         self.events: list[Event] = []
         self.ms = 1_000
-        self.say("run_created", agent="agent", agent_version="1", input=None, input_digest=digest("null"))
+        self.say("run_created", agent="agent", agent_version="1", input=None, input_digest=digest("null"), run=RUN)
         if grant:
             self.granted(1)
 

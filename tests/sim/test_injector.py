@@ -38,6 +38,7 @@ class Stage:
         self.heard: asyncio.Queue[Happening] = asyncio.Queue()
         self.injector = Injector(self.path, plan, self.heard.put_nowait, keep_up)
         self.children: list[asyncio.subprocess.Process] = []
+        self.here = Reporter(self.path)
 
     async def child(self, holder: str, epoch: int, *points: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -54,7 +55,7 @@ class Stage:
 
     async def report(self, point: Point, epoch: int, holder: str = "here", step: str = "pay") -> None:
         """Report a point from this very process, as the child's successor or as the gateway."""
-        await connect(self.path)(point, {"run": "r", "step": step, "epoch": epoch, "holder": holder})
+        await self.here(point, {"run": "r", "step": step, "epoch": epoch, "holder": holder})
 
 
 def play(plan: Plan, scene: Callable[[Stage], Awaitable[None]], keep_up: int = 0) -> None:
@@ -66,6 +67,7 @@ def play(plan: Plan, scene: Callable[[Stage], Awaitable[None]], keep_up: int = 0
                 async with asyncio.timeout(LIMIT_S):
                     await scene(stage)
             finally:
+                await stage.here.close()
                 await stage.injector.close(grace_s=1)
 
     asyncio.run(run())
@@ -121,7 +123,9 @@ def test_what_is_no_injector_holds_up_nobody() -> None:
                 writer.close()
 
             server = await asyncio.start_unix_server(babble, f"{directory}/points")
-            await Reporter(f"{directory}/points")("sdk.before_apply", {"run": "r"})
+            hook = Reporter(f"{directory}/points")
+            await hook("sdk.before_apply", {"run": "r"})
+            await hook.close()
             server.close()
 
     asyncio.run(asyncio.wait_for(scene(), LIMIT_S))
@@ -328,5 +332,5 @@ def state_of(pid: int) -> str:
 
 async def stopped(pid: int) -> None:
     """Return once the kernel has stopped the process."""
-    while state_of(pid) != "T":
-        await asyncio.sleep(0)  # noqa: ASYNC110 - the kernel sets no event
+    while state_of(pid) != "T":  # noqa: ASYNC110 - the kernel sets no event
+        await asyncio.sleep(0)

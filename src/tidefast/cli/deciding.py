@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli.desk import must, writing
-from tidefast.cli.options import DEFAULT_STORE, AsJson, OperatorKey, StoreName, Url, checked_id, json_text
+from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.options import DEFAULT_STORE, AsJson, Looked, OperatorKey, StoreName, Url, checked_id, json_text
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Settled
 from tidefast.wire.answers import spell
@@ -29,6 +30,7 @@ def resolve(
     *,
     note: Note,
     receipt: Annotated[str, Parameter(help="What the provider says about it, as JSON or @FILE.")] = "null",
+    looked: Looked = None,
     expect_attempts: Annotated[
         int | None, Parameter(help="How many attempts the step had when you looked; by default as many as now.")
     ] = None,
@@ -43,7 +45,13 @@ def resolve(
     """
     names = (checked_id(run, "RUN"), checked_id(step, "STEP", derived=True))
     receipt_json = json_text(receipt, "--receipt")
-    settled = asyncio.run(_resolve(names, verdict, note, receipt_json, expect_attempts, url, store, operator_key))
+    if looked is None and verdict != "applied":
+        what = f"{verdict} rests on a look at the provider, and nothing says when that was"
+        todo = "add --looked 0s if you looked just now, --looked 5m if it was five minutes ago"
+        raise CliError("usage", what, todo, ExitCode.USAGE)
+    settled = asyncio.run(
+        _resolve(names, verdict, note, receipt_json, looked, expect_attempts, url, store, operator_key)
+    )
     if as_json:
         out.document(spell(settled))
     else:
@@ -56,6 +64,7 @@ async def _resolve(
     verdict: VERDICT,
     note: str,
     receipt_json: str,
+    looked_ms: int | None,
     expect_attempts: int | None,
     url: str | None,
     store: str,
@@ -63,9 +72,10 @@ async def _resolve(
 ) -> Settled:
     run, step = names
     async with writing(url, store, operator_key) as desk:
-        if expect_attempts is None:
-            expect_attempts = len(must(await desk.step(RunId(run), StepId(step))).attempts)
-        return must(await desk.resolve(run, step, verdict, note, receipt_json, None, expect_attempts))
+        seen = must(await desk.step(RunId(run), StepId(step)))
+        expected = len(seen.attempts) if expect_attempts is None else expect_attempts
+        looked_at_ms = None if looked_ms is None else seen.now_ms - looked_ms
+        return must(await desk.resolve(run, step, verdict, note, receipt_json, looked_at_ms, expected))
 
 
 def preempt(

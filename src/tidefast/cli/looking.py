@@ -140,7 +140,8 @@ def tell_held(step: StepInfo, url: str | None, store: str) -> None:
         )
     out.line("  look at the provider, then say what is so:")
     for verdict, meaning in (("applied", "it happened"), ("not_applied", "it did not"), ("refused", "never do it")):
-        rest = [verdict, "--expect-attempts", str(len(step.attempts)), "--note", "WHY"]
+        looked = [] if verdict == "applied" else ["--looked", "0s"]
+        rest = [verdict, *looked, "--expect-attempts", str(len(step.attempts)), "--note", "WHY"]
         settle = command("resolve", step.run_id, step.step_id, *rest, url=url, store=store)
         out.line(f"    {settle}", (f"   # {meaning}", "dim"))
 

@@ -29,6 +29,14 @@ OperatorKey = Annotated[
     Parameter(name="--operator-key", help="The file with the operator's key; by default the one beside the store."),
 ]
 DurationMs = Annotated[int, Parameter(converter=_duration, n_tokens=1)]
+Looked = Annotated[
+    int | None,
+    Parameter(
+        converter=_duration,
+        n_tokens=1,
+        help="How long ago you looked at the provider, like 0s or 5m; needed for every verdict but applied.",
+    ),
+]
 Tools = Annotated[Path | None, Parameter(name="--tools", help="The contracts of tools, a TOML file.")]
 
 

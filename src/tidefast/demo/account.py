@@ -176,8 +176,9 @@ def tell_held(account: Account, store: Path) -> Iterator[str]:
             if entry is not None and entry.effects:
                 verdict, found = "applied", f"mail {entry.effects[0].name} to this customer: it went out"
             yield f"  the mail service's outbox shows {found}"
+            looked = "" if verdict == "applied" else " --looked 0s"
             yield (
-                f"  tidefast resolve {run} {step.step_id} {verdict} --expect-attempts {len(step.attempts)}"
+                f"  tidefast resolve {run} {step.step_id} {verdict}{looked} --expect-attempts {len(step.attempts)}"
                 f' --note "seen in the outbox" --store {store}'
             )
 

@@ -28,6 +28,7 @@ AGENT = "tidefast.demo.agent:app"
 LEASE = "1s"
 RUNS_PER_WORKER = 6
 READY_S = 20.0
+GRACE_S = 5.0
 LOOK_S = 0.02
 PR_SET_PDEATHSIG = 1
 PROVIDERS: Mapping[str, Sequence[str]] = {
@@ -84,7 +85,11 @@ class House:
                 line = await process.stdout.readline()
             return Provider(process, int(json.loads(line)["port"]))
         except (TimeoutError, ValueError, KeyError) as error:
+            await end(process, GRACE_S)
             raise HouseError(f"the {name} provider doesn't come up; see {self._log(name)}") from error
+        except asyncio.CancelledError:
+            await end(process, GRACE_S)
+            raise
 
     async def start_authority(self) -> Process:
         """Start `tidefast serve`, and return once it answers."""
@@ -94,12 +99,16 @@ class House:
         process = await self._spawn("authority", command, {**credentials, **self._hooked()})
         try:
             async with asyncio.timeout(READY_S), aiohttp.ClientSession(trust_env=False) as session:
-                while not await is_up(session, f"{self.url}/healthz"):
-                    if process.returncode is not None:
-                        raise HouseError(f"the authority ended at its start; see {self._log('authority')}")
+                while process.returncode is None and not await is_up(session, f"{self.url}/healthz"):
                     await asyncio.sleep(LOOK_S)
         except TimeoutError as error:
+            await end(process, GRACE_S)
             raise HouseError(f"the authority doesn't answer; see {self._log('authority')}") from error
+        except asyncio.CancelledError:
+            await end(process, GRACE_S)
+            raise
+        if process.returncode is not None:
+            raise HouseError(f"the authority ended at its start; see {self._log('authority')}")
         return process
 
     async def start_worker(self, name: str) -> Process:
@@ -122,7 +131,7 @@ class House:
     async def close(self) -> None:
         """End the providers."""
         for provider in self._providers.values():
-            await end(provider.process, READY_S)
+            await end(provider.process, GRACE_S)
 
     def _hooked(self) -> dict[str, str]:
         return {"TIDEFAST_POINTS": f"{SCHEME}{self._points}"}

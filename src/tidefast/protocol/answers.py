@@ -137,3 +137,4 @@ class StepInfo:
     intent_json: str  # the event that holds the stored call
     receipt_json: str  # the event that holds the receipt
     settled_seq: int
+    now_ms: int  # the authority's clock when this was read: what a verdict's `looked_at_ms` is counted on

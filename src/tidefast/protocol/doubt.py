@@ -66,14 +66,13 @@ def other_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
 
 
 def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now: Now) -> bool:
-    """Whether a refused replay proves that no other attempt applied (law 9).
+    """Whether a refused replay proves that no older attempt applied (law 9).
 
-    Had an older one applied, a provider that dedups and still remembers the key would have answered with it; and none
-    can apply later, because each one's deadline had passed when this attempt was admitted. Of a newer attempt a refusal
-    says nothing.
+    Had one applied, a provider that dedups and still remembers the key would have answered with it; and none can apply
+    later, because each one's deadline had passed when this attempt was admitted. Of a newer attempt a refusal says
+    nothing.
     """
-    is_newest = all(other.number < attempt.number for other in other_doubt(step, attempt))
-    return is_newest and contract.dedups and attempt.older_over and window_open(step, contract, now)
+    return contract.dedups and attempt.older_over and window_open(step, contract, now)
 
 
 REPLAY_LATER = frozenset(

@@ -44,13 +44,22 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         version=head.version + 1,
         seq=event.seq,
         digest=chain(head.digest, event),
-        grants_without_progress=0 if event.kind in _PROGRESS else head.grants_without_progress,
         open=still_open,
     )
+    if event.kind in _PROGRESS:
+        head = _with_progress(head, event, step_id)
     return view._replace(run=head, steps=steps)
 
 
+HAS_RECEIPT = frozenset(("applied", "committed", "compensated"))
 _PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result"))
+
+
+def _with_progress(head: RunHead, event: Event, step_id: StepId) -> RunHead:
+    diverged = head.diverged
+    if event.kind == "step_resolved" and step_id in diverged:
+        diverged = tuple(other for other in diverged if other != step_id)
+    return head._replace(grants_without_progress=0, not_before_ms=0, diverged=diverged)
 
 
 def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
@@ -78,9 +87,11 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
                 checkpoint_epoch=event.epoch,
                 checkpoint_digest=data["state_digest"],
                 grants_without_progress=0,
+                not_before_ms=0,
             )
         case "run_frozen":
-            return head._replace(frozen=data["reason"])
+            step = () if data.get("step") is None else (StepId(data["step"]),)
+            return head._replace(frozen=data["reason"], diverged=(*head.diverged, *step))
         case "run_thawed":
             return head._replace(frozen="", grants_without_progress=0, not_before_ms=0)
         case "run_failing":
@@ -136,7 +147,11 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_unsent":
             return _booked(step, data, "unsent")._replace(state=data["state"])
         case "step_refused":
-            return _booked(step, data, "refused")._replace(state=data["state"])
+            booked = _booked(step, data, "refused")
+            if data["state"] != "pending":
+                return booked._replace(state=data["state"])
+            # Sent again only if nothing older can have applied: then this refusal speaks for the older attempts too.
+            return booked._replace(state="pending", attempts=_all_open(booked.attempts, "refused"))
         case "step_rejected":
             attempts = _all_open(_booked(step, data, "refused").attempts, "refused")
             return step._replace(
@@ -147,7 +162,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 settled_seq=event.seq,
             )
         case "step_doubted":
-            booked = _booked(step, data, "lost" if data["reason"] == "lost" else "doubted")
+            booked = _booked(step, data, "lost" if data.get("is_lost") else "doubted")
             return booked._replace(state="in_doubt")
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
@@ -278,7 +293,7 @@ def _resolved(step: Step, event: Event, data: Data) -> Step:
         attempts=attempts,
         closed_by=None if verdict == "applied" else step.closed_by,
         reason=f"resolved:{verdict}",
-        receipt_seq=event.seq if verdict == "applied" and not step.receipt_seq else step.receipt_seq,
+        receipt_seq=event.seq if verdict == "applied" and step.state not in HAS_RECEIPT else step.receipt_seq,
         settled_seq=event.seq if state in ("rejected", "compensated") else step.settled_seq,
     )
 

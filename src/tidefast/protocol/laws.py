@@ -295,7 +295,8 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
     if kind == "step_fenced":
         return "it was called again though its receipt was there to be joined" if step.state == "applied" else ""
     if kind == "late_receipt":
-        contradicts = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
+        settled_otherwise = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
+        contradicts = step.is_mutating and settled_otherwise
         return (
             "its receipt contradicts the books, but the run went on"
             if contradicts and not _froze(trace, moment)
@@ -564,6 +565,8 @@ def altered_log(trace: Trace) -> Iterator[Violation]:
             yield at(trace, "altered_log", moment, f"no version writes a {moment.event.kind} with such data")
         if (moment.event.kind == "run_created") != (due == 1):
             yield at(trace, "altered_log", moment, "a log begins with run_created, and only begins with it")
+        if due == 1 and moment.event.kind == "run_created" and text(moment.data, "run") != history.run_id:
+            yield at(trace, "altered_log", moment, f"this is the log of run {text(moment.data, 'run')}")
     length = len(trace.moments)
     if history.head_seq is not None and history.head_seq != length:
         where = min(history.head_seq, length) + 1

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Thaw
 from tidefast.protocol.events import Event, Kind, object_json
-from tidefast.protocol.ids import Epoch, StepId, next_epoch
+from tidefast.protocol.ids import Epoch, RunId, StepId, next_epoch
 from tidefast.protocol.records import Guard, Now, Right, RunHead, View
 from tidefast.protocol.verdicts import Code, Decision, Done, Granted, Refused, Renewed
 
@@ -26,14 +26,14 @@ PAUSE_MAX_MS = 60_000
 NO_EPOCH = Epoch(0)
 
 
-def refuse(head: RunHead | None, code: Code, reason: str, **facts: JSON) -> Decision:
+def refuse(head: RunHead, code: Code, reason: str, **facts: JSON) -> Decision:
     """A refusal that guards what it was judged from and writes nothing."""
-    guards = () if head is None else (Guard(head.run_id, head.version),)
-    return Decision(Refused(code, reason, facts), (), guards)
+    return Decision(Refused(code, reason, facts), (), (Guard(head.run_id, head.version),))
 
 
 def unknown_run(run_id: str) -> Decision:
-    return refuse(None, "not_found", "run_unknown", run=run_id)
+    facts: dict[str, JSON] = {"run": run_id}
+    return Decision(Refused("not_found", "run_unknown", facts), (), (Guard(RunId(run_id), 0),))
 
 
 def record(
@@ -72,8 +72,8 @@ def stale(head: RunHead, right: Right) -> Decision | None:
     """The fence: a refusal if the carried epoch is not the live one, None if it is."""
     if head.is_live and right.epoch == head.epoch and right.holder == head.holder:
         return None
-    if head.end:
-        return refuse(head, "run_ended", head.end, epoch=right.epoch, live_epoch=head.epoch, state=head.end)
+    if head.end and right.epoch == head.epoch:
+        return refuse(head, "run_ended", head.end, epoch=right.epoch, state=head.end)
     return refuse(
         head,
         "stale_epoch",
@@ -240,6 +240,8 @@ def thaw(view: View, command: Thaw, now: Now) -> Decision:
         return refuse(head, "run_ended", head.end, state=head.end)
     if not head.frozen:
         return accept(head, Done(head.state, head.seq, was_new=False))
+    if head.diverged:
+        return refuse(head, "run_frozen", "diverged", steps=list(head.diverged))
     data = object_json(by=text_json(command.by), note=text_json(command.note))
     event = record(head, now, "run_thawed", data)
     return accept(head, Done("thawed", event.seq), event)

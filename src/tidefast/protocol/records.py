@@ -139,6 +139,7 @@ class RunHead(NamedTuple):
     grants_without_progress: int
     not_before_ms: int
     frozen: str  # reason, empty when not frozen
+    diverged: tuple[StepId, ...]  # steps whose receipts contradict the books, until a person resolves each
     failing_seq: int  # the event that set the run failing and holds its error; 0 if none did
     end: RunEnd
     end_seq: int

@@ -44,6 +44,7 @@ def blank(run_id: RunId) -> RunHead:
         grants_without_progress=0,
         not_before_ms=0,
         frozen="",
+        diverged=(),
         failing_seq=0,
         end="",
         end_seq=0,
@@ -66,6 +67,7 @@ def create(view: View, command: CreateRun, now: Now) -> Decision:
         agent_version=text_json(command.agent_version),
         input=command.input_json,
         input_digest=f'"{input_digest}"',
+        run=text_json(command.run_id),  # binds the chain to the run: another run's whole log can't stand in for it
     )
     return accept(fresh, Done("claimable", 1), record(fresh, now, "run_created", data))
 

@@ -10,6 +10,7 @@ joined by the next holder instead of calling again (8); one that contradicts the
 """
 
 from collections.abc import Mapping
+from typing import assert_never
 
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
@@ -100,6 +101,8 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
             return _ask_in_doubt(view, head, step, command, now)
         case "pending":
             return _ask_pending(view, head, step, command, now)
+        case _:
+            assert_never(step.state)
 
 
 def answer(step: Step) -> Answer:
@@ -255,7 +258,7 @@ def new_intent(
 def lost_event(head: RunHead, step: Step, now: Now) -> Event:
     """The newest attempt is given up: its owner has ended or its deadline has passed. Not a failure: a doubt."""
     last = step.attempts[-1]
-    data = object_json(attempt=str(last.number), reason='"lost"')
+    data = object_json(attempt=str(last.number), is_lost="true")
     return record(head, now, "step_doubted", data, step=step.step_id, epoch=last.epoch)
 
 
@@ -292,6 +295,8 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
         case "doubted" | "unlisted":
             return _settle_doubted(head, step, attempt, command, now)
+        case _:
+            assert_never(command.outcome)
 
 
 def _standing(step: Step) -> Settled:
@@ -305,6 +310,8 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         return accept(head, _standing(step))
     if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
+        if not step.is_mutating:
+            return accept(head, _standing(step), late)  # two readings may differ
         why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
         frozen = record(head, now, "run_frozen", why, after=1)
         return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
@@ -319,8 +326,10 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
 
 
 def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
-    contract = view.contracts[step.contract]
-    if step.is_mutating and other_doubt(step, attempt) and not refusal_settles_older(step, attempt, contract, now):
+    contract, others = view.contracts[step.contract], other_doubt(step, attempt)
+    is_newest = all(other.number < attempt.number for other in others)
+    settles_older = is_newest and (not step.is_mutating or refusal_settles_older(step, attempt, contract, now))
+    if others and not settles_older:
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
     if tries < contract.retries and not contract.stored_failures:

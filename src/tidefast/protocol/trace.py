@@ -331,11 +331,14 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_booked(step, place, "applied"), "applied", event.seq)
         case "step_unsent" | "step_refused":
             outcome = event.kind.removeprefix("step_")
-            return _moved(_booked(step, place, outcome), text(data, "state"), event.seq)
+            booked = _booked(step, place, outcome)
+            if outcome == "refused" and text(data, "state") == "pending":
+                booked = _all_open(booked, "refused")
+            return _moved(booked, text(data, "state"), event.seq)
         case "step_rejected":
             return _moved(_all_open(step, "refused"), "rejected", event.seq)
         case "step_doubted":
-            outcome = "lost" if text(data, "reason") == "lost" else "doubted"
+            outcome = "lost" if data.get("is_lost") is True else "doubted"
             return _moved(_booked(step, place, outcome), "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)

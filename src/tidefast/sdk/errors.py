@@ -75,7 +75,7 @@ class Fail(Exception):
 class Refused(Exception):
     """Raised by a python tool: the effect definitely did not happen, and the answer is final.
 
-    `body`, a JSON value, is stored as the refusal's body where the tool runs in a host process; else `why` is.
+    `body`, a JSON value, is stored as the refusal's body; without one, `why` is.
     """
 
     def __init__(self, why: str, body: JSON = None) -> None:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from tidefast.protocol.canonical import JSON
+from tidefast.protocol.canonical import JSON
 from tidefast.protocol.contracts import PYTHON_KEY, Contract, parse_contract
 from tidefast.protocol.ids import is_id
 from tidefast.sdk.errors import Misuse, NotSent, Refused
@@ -34,7 +35,7 @@ class PythonTool:
         """The plain function, unfenced: for tests of the tool itself. Agents call it through `run.tool`."""
         return self.function(*args, **kwargs)
 
-    def raising(self, refused: Callable[[str], Exception], not_sent: Callable[[str], Exception]) -> Function:
+    def raising(self, refused: Callable[[str, JSON], Exception], not_sent: Callable[[str], Exception]) -> Function:
         """The function with `Refused` and `NotSent` put into the words of whoever runs it."""
         function = self.function
         if inspect.iscoroutinefunction(function):
@@ -43,7 +44,7 @@ class PythonTool:
                 try:
                     return await function(**args)
                 except Refused as refusal:
-                    raise refused(str(refusal)) from refusal
+                    raise refused(refusal.why, refusal.body) from refusal
                 except NotSent as error:
                     raise not_sent(str(error)) from error
 
@@ -53,7 +54,7 @@ class PythonTool:
             try:
                 return function(**args)
             except Refused as refusal:
-                raise refused(str(refusal)) from refusal
+                raise refused(refusal.why, refusal.body) from refusal
             except NotSent as error:
                 raise not_sent(str(error)) from error
 

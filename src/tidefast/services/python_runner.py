@@ -17,7 +17,11 @@ from tidefast.services.tools import Outcome
 
 
 class RefusedByTool(Exception):
-    """The tool says: definitely not done, and the answer is final."""
+    """The tool says: definitely not done, and the answer is final. `body`, a JSON value, is stored as the answer."""
+
+    def __init__(self, why: str, body: JSON = None) -> None:
+        super().__init__(why)
+        self.body: JSON = {"refused": why} if body is None else body
 
 
 class NotSentByTool(Exception):
@@ -49,7 +53,7 @@ class LocalRunner:
                     value = await asyncio.to_thread(function, **named)
             return Outcome("applied", python_receipt(value))
         except RefusedByTool as refusal:
-            return Outcome("refused", python_receipt({"refused": str(refusal)}), "refused")
+            return Outcome("refused", python_receipt(refusal.body), "refused")
         except NotSentByTool as error:
             return Outcome("unsent", reason=f"not_sent: {str(error)[:200]}")
         except TimeoutError:

@@ -117,6 +117,7 @@ class Reads:
             intent_json=self._bodies.data(run_id, step.intent_seq) if with_bodies and step.intent_seq else "null",
             receipt_json=self._bodies.data(run_id, step.receipt_seq) if with_bodies and step.receipt_seq else "null",
             settled_seq=step.settled_seq,
+            now_ms=self._engine.clock.now().ms,
         )
 
 

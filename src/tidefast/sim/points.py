@@ -76,6 +76,13 @@ class Reporter:
             if self._writer is not None:
                 self._writer.close()
 
+    async def close(self) -> None:
+        """Report nothing more, and let go of what waits. A process that just ends needs no such courtesy."""
+        self._is_gone = True
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
     @staticmethod
     def _let_go(waiting: "asyncio.Future[None] | None") -> None:
         if waiting is not None and not waiting.done():

@@ -178,7 +178,7 @@ def encode(answer: object) -> bytes:
 
 
 def _plain(record: object) -> dict[str, Any]:
-    names: tuple[str, ...] = record.__slots__  # type: ignore[attr-defined]
+    names: tuple[str, ...] = getattr(record, "_fields", ()) or record.__slots__  # type: ignore[attr-defined]
     plain: dict[str, Any] = {}
     for name in names:
         value = getattr(record, name)
