@@ -1,7 +1,9 @@
 """The main job, for real: processes, kills, books, exit code. And a provider that lies is found out."""
 
+import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from tidefast.demo import desk
 from tidefast.demo.agent import Ticket, decide, letter, note, refusal
-from tidefast.demo.house import HouseError
+from tidefast.demo.house import CLI, HouseError
 from tidefast.sim.injector import PLACES, WORDS
 
 SOURCE = Path(desk.__file__).resolve().parents[2]
@@ -77,6 +79,11 @@ def test_under_fire_every_ticket_ends_and_the_books_balance(tmp_path: Path) -> N
     assert card["applied"] == card["committed"]
     assert mail["committed"] + mail["open"] == TICKETS and mail["open"] == held == report["held"]
     assert mail["committed"] <= mail["applied"] <= TICKETS
+    assert len(report["settle"]) == held
+    for settle in report["settle"]:
+        tidefast, *arguments = shlex.split(settle)
+        assert tidefast == "tidefast"
+        subprocess.run([*CLI, *arguments], env=environment(), check=True, timeout=LIMIT_S)
 
 
 def test_a_doubled_refund_and_a_lost_mail_are_found_out(tmp_path: Path) -> None:
@@ -105,6 +112,13 @@ def test_an_interrupt_stops_every_process(tmp_path: Path) -> None:
     assert err == "interrupted; every process of the desk has been stopped\n"
     assert mentioning(str(tmp_path)) == []
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_the_watchdog_fails_loudly_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    options = desk.Options(seed=1, tickets=3, is_json=True, limit_s=0.7, directory=tmp_path / "desk")
+    with pytest.raises(desk.Stuck, match=r"not done after 0\.7 s\. Processes: .*\. Runs not at rest: "):
+        asyncio.run(desk.run_desk(options))
+    assert mentioning(str(tmp_path)) == []
 
 
 def mentioning(text: str) -> list[str]:

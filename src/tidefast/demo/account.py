@@ -1,6 +1,7 @@
 """The account of a finished desk: the providers' ledgers against the log, what is held, and the acceptance lines."""
 
 import json
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,34 +164,48 @@ def tell_books(account: Account) -> Iterator[str]:
             yield f"{'':8}FROM NOWHERE: {effect.name}, key {effect.key or '-'}, step {effect.run}/{effect.step}"
 
 
-def tell_held(account: Account, store: Path) -> Iterator[str]:
-    """Every held step: the evidence, and the command that settles it."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A step that waits for a person: what the log and the provider say about it, and the command that settles it."""
+
+    name: str
+    doubt: str
+    evidence: str
+    command: str
+
+
+def held_steps(account: Account, store: Path) -> Iterator[Held]:
     mails = account.books["mail"]
     for run, trace in account.traces.items():
         for step in trace.steps.values():
             if step.state != "held":
                 continue
             entry = next((each for each in mails.open if (each.run, each.step) == (run, step.step_id)), None)
-            yield f"{run} {step.step_id}: {_doubt(trace, step)}"
-            verdict, found = "not_applied", "no such mail: it never went out; the run sends it now"
+            verdict, found = "not_applied --looked 0s", "no such mail: it never went out; the run will send it"
             if entry is not None and entry.effects:
                 verdict, found = "applied", f"mail {entry.effects[0].name} to this customer: it went out"
-            yield f"  the mail service's outbox shows {found}"
-            looked = "" if verdict == "applied" else " --looked 0s"
-            yield (
-                f"  tidefast resolve {run} {step.step_id} {verdict}{looked} --expect-attempts {len(step.attempts)}"
-                f' --note "seen in the outbox" --store {store}'
+            command = f"tidefast resolve {run} {step.step_id} {verdict} --expect-attempts {len(step.attempts)}"
+            command += f" --note 'seen in the outbox' --store {shlex.quote(str(store))}"
+            yield Held(
+                f"{run} {step.step_id}", _doubt(trace, step), f"the mail service's outbox shows {found}", command
             )
+
+
+def tell_held(account: Account, store: Path) -> Iterator[str]:
+    """Every held step: the evidence, and the command that settles it."""
+    for held in held_steps(account, store):
+        yield f"{held.name}: {held.doubt}"
+        yield f"  {held.evidence}"
+        yield f"  {held.command}"
 
 
 def _doubt(trace: Trace, step: Facts) -> str:
     """What the log says about a doubt: when it went out, and why nobody knows."""
     sent = step.attempts[-1]
     clock = datetime.fromtimestamp(sent.at_ms / 1_000, UTC).strftime("%H:%M:%S")
-    reasons = [
-        text(moment.data, "reason") for moment in trace.of("step_doubted") if moment.event.step_id == step.step_id
-    ]
-    why = {"lost": "the authority died during the call"}.get(reasons[-1] if reasons else "", "no answer came")
+    doubts = [moment.data for moment in trace.of("step_doubted") if moment.event.step_id == step.step_id]
+    is_lost = any(data.get("is_lost") is True or text(data, "reason") == "lost" for data in doubts)
+    why = "the authority died during the call" if is_lost else "no answer came"
     return f"held. Attempt {sent.number} was let out at {clock} UTC, {why}, and this service knows no keys"
 
 
@@ -230,7 +245,7 @@ def tell_problems(account: Account) -> Iterator[str]:
         yield from textwrap.wrap(problem, WIDTH, initial_indent="NOT OK: ", subsequent_indent="  ")
 
 
-def json_report(account: Account, seconds: float) -> str:
+def json_report(account: Account, store: Path, seconds: float) -> str:
     """The report of `sim.report`, with what the desk adds."""
     record: dict[str, Any] = json.loads(to_json(account.report))
     problems = list(account.problems())
@@ -240,6 +255,7 @@ def json_report(account: Account, seconds: float) -> str:
     record["seconds"] = round(seconds, 1)
     record["tickets"] = dict(account.outcomes)
     record["problems"] = problems
+    record["settle"] = [held.command for held in held_steps(account, store)]
     record["books"] = {
         name: {
             "applied": books.applied,

@@ -99,7 +99,8 @@ class House:
         process = await self._spawn("authority", command, {**credentials, **self._hooked()})
         try:
             async with asyncio.timeout(READY_S), aiohttp.ClientSession(trust_env=False) as session:
-                while process.returncode is None and not await is_up(session, f"{self.url}/healthz"):
+                health = f"{self.url}/healthz"
+                while process.returncode is None and not await is_up(session, health):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(LOOK_S)
         except TimeoutError as error:
             await end(process, GRACE_S)

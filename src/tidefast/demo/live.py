@@ -57,6 +57,7 @@ class Live:
         self._states: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._newest: deque[tuple[float, Happening]] = deque(maxlen=SHOWN)
+        self.unsettled: list[str] = []  # runs with their states, for whoever asks what is stuck
         self._rich: RichLive | None = None
         if sys.stdout.isatty() and not is_quiet:
             self._rich = RichLive(console=Console(), refresh_per_second=8, transient=True, get_renderable=self._picture)

@@ -29,6 +29,7 @@ from tidefast.protocol.records import Right, RunHead, Step, View
 from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
 from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
+STOP_SLICE_MS = 100  # how often a stopping engine looks again, should nobody tell it
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
@@ -89,8 +90,8 @@ class Engine:
 
     async def stop(self) -> None:
         """Make what is gathered durable, then end the writer. The store stays open."""
-        while self.failure is None and (self._gathering is not None or self._writing):
-            await asyncio.sleep(0)
+        while self.failure is None and not self.is_idle:
+            await self.wait_for_change(None, STOP_SLICE_MS)
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)

@@ -231,9 +231,8 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
             why = f"it was admitted under epoch {moment.event.epoch}, {who_was_live(moment)}"
             yield at(trace, "unlogged_effect", moment, why)
         if moment.run.frozen:
-            yield at(
-                trace, "unlogged_effect", moment, f"it was admitted while the run was frozen ({moment.run.frozen})"
-            )
+            why = f"it was admitted while the run was frozen ({moment.run.frozen})"
+            yield at(trace, "unlogged_effect", moment, why)
         if moment.step is None and "tool" not in moment.data:
             yield at(trace, "unlogged_effect", moment, "its first intent holds no call that could be sent again")
         due = 1 if moment.step is None else len(moment.step.attempts) + 1
@@ -244,9 +243,8 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
         place = number(moment.data, "attempt")
         named = "attempt" in moment.data
         if moment.step is None or (named and moment.step.attempt(place) is None):
-            yield at(
-                trace, "unlogged_effect", moment, f"{moment.event.kind} names attempt {place}, which no intent admitted"
-            )
+            why = f"{moment.event.kind} names attempt {place}, which no intent admitted"
+            yield at(trace, "unlogged_effect", moment, why)
     known = {name for step in trace.steps.values() for name in (step.key, step.step_id)}
     for name, count in (trace.history.applied or {}).items():
         if count and name not in known:

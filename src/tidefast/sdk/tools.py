@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from tidefast.protocol.canonical import JSON
-from tidefast.protocol.canonical import JSON
 from tidefast.protocol.contracts import PYTHON_KEY, Contract, parse_contract
 from tidefast.protocol.ids import is_id
 from tidefast.sdk.errors import Misuse, NotSent, Refused

@@ -276,7 +276,7 @@ class Interleaving:
             self._tally.rejected.append((self._run, self._step, right.epoch))
 
     async def _to_the_end(self, successor: Right) -> None:
-        """The live holder finishes what is open; a held step is settled by a person who looks at the provider's count."""
+        """The live holder finishes what is open; a person who looks at the provider's count settles what is held."""
         world = self._world
         world.provider.let_go()
         for outcome in await asyncio.gather(*self._asking, return_exceptions=True):

@@ -137,6 +137,7 @@ class _StepInfo(Struct):
     intent: Raw
     receipt: Raw
     settled_seq: int
+    now_ms: int
 
 
 class _Done(Struct):
