@@ -6,6 +6,7 @@ rich, and nowhere else.
 """
 
 import json
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -50,6 +51,8 @@ def keep_stdout() -> None:
     sys.stdout.flush()
     _output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # user code's own prints, which now go where errors go
 
 
 def write(text: str) -> None:

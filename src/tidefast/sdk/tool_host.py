@@ -12,6 +12,7 @@ answer, and the attempts are in doubt either way.
 
 import asyncio
 import inspect
+import io
 import os
 import signal
 import socket
@@ -148,6 +149,8 @@ def end_everything() -> None:
 def main(arguments: list[str]) -> int:
     name, descriptor = arguments
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a tool printed must not die with a killed process
     channel = Channel(int(descriptor))
     try:
         app = load_app(name)
