@@ -5,8 +5,8 @@ or worse. So every text passes `safe`, and JSON is written in ASCII. Colour is f
 rich, and nowhere else.
 """
 
-import json
 import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
