@@ -134,7 +134,7 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         parts.authority, secret=secret, namespace=store.identity().namespace, operator_digest=operator
     )
     try:
-        await _listen(app, settings, store, book)
+        await _listen(app, settings, parts, store, book)
     finally:
         await parts.stop()
 
@@ -142,11 +142,16 @@ async def _serve(settings: Settings, problems: Problems) -> None:
 async def _listen(
     app: "Starlette",
     settings: Settings,
+    parts: wiring.Parts,
     store: SqliteStore,
     book: ToolBook,
 ) -> None:
+    warming: list[asyncio.Task[None]] = []
+
     def on_ready(url: str) -> None:
         store.announce(url)
+        if any(contract.kind == "http" for contract in book.contracts()):
+            warming.append(asyncio.create_task(parts.http.warm()))
         if settings.as_json:
             out.document(
                 {"ready": True, "url": url, "store": str(store.path), "tools": book.names(), "pid": os.getpid()}

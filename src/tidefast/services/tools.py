@@ -8,15 +8,15 @@ import os
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import Contract, contract_digest, parse_contract
 from tidefast.protocol.ids import is_id
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
 
 class ConfigError(Exception):
@@ -40,7 +40,7 @@ class Tool(NamedTuple):
 
     contract: Contract
     digest: str
-    validator: Draft202012Validator | None
+    validator: "Draft202012Validator | None"
 
     def problem_with(self, args: Mapping[str, JSON]) -> str | None:
         """Where the arguments don't fit the contract's schema, as a JSON pointer and a sentence; None if they do."""
@@ -87,9 +87,12 @@ class ToolBook:
             yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
 
 
-def _validator(contract: Contract, problems: list[str], source: str) -> Draft202012Validator | None:
+def _validator(contract: Contract, problems: list[str], source: str) -> "Draft202012Validator | None":
     if contract.args is None:
         return None
+    from jsonschema import Draft202012Validator  # only where a contract has a schema: it is slow to import
+    from jsonschema.exceptions import SchemaError
+
     try:
         Draft202012Validator.check_schema(contract.args)
     except SchemaError as error:
