@@ -1,0 +1,246 @@
+"""The engine answers nothing before it is durable, gathers what is ready into one commit, and stops when it can't know."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tidefast.engine.clock import ManualClock, SystemClock
+from tidefast.engine.engine import Engine, InvariantViolation
+from tidefast.protocol.canonical import call_digest
+from tidefast.protocol.commands import Admit, CreateRun, Grant, Preempt, Renew, Settle
+from tidefast.protocol.contracts import Contract
+from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.records import Right
+from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Send, Settled
+from tidefast.services.python_runner import python_receipt
+from tidefast.stores.base import Batch, StoreUnavailable
+from tidefast.stores.memory import MemoryStore
+
+CHARGE = Contract("charge", "python", key="field:key", key_ttl_ms=10**8)
+PAY = StepId("pay")
+
+
+class SlowStore(MemoryStore):
+    """A store whose commits wait for permission, and can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_commit = threading.Event()
+        self.commits: list[int] = []
+        self.fails = False
+
+    def commit(self, batch: Batch) -> None:
+        assert self.may_commit.wait(30)
+        if self.fails:
+            raise StoreUnavailable("the disk is gone")
+        self.commits.append(len(batch.events))
+        super().commit(batch)
+
+
+def with_engine(test: Callable[[Engine, SlowStore], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = SlowStore()
+        engine = Engine(store, ManualClock(), "boot-1")
+        engine.start()
+        try:
+            await test(engine, store)
+        finally:
+            store.may_commit.set()
+            await engine.stop()
+
+    asyncio.run(run())
+
+
+def create(name: str) -> CreateRun:
+    return CreateRun(RunId(name), "agent", "1", "{}")
+
+
+def admit(right: Right, args: str = "{}") -> Admit:
+    digest = call_digest("charge", args)
+    return Admit(right, PAY, "charge", args, digest, CHARGE, None, "boot-1", 10**9)
+
+
+async def granted(engine: Engine, name: str = "r") -> Right:
+    await engine.submit(create(name))
+    verdict = await engine.submit(Grant(RunId(name), "w1", 15_000, ""))
+    assert isinstance(verdict, Granted)
+    return Right(RunId(name), verdict.epoch, "w1")
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_nothing_is_answered_before_the_flush_that_holds_it() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        asking = asyncio.create_task(engine.submit(create("r")))
+        await turns()
+        assert not asking.done()
+        store.may_commit.set()
+        assert isinstance(await asking, Done)
+        assert store.load_head(RunId("r")) is not None
+
+    with_engine(test)
+
+
+def test_a_duplicate_waits_for_the_flush_that_its_answer_rests_on() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        first = asyncio.create_task(engine.submit(create("r")))
+        again = asyncio.create_task(engine.submit(create("r")))
+        conflict = asyncio.create_task(engine.submit(CreateRun(RunId("r"), "other", "1", "{}")))
+        await turns()
+        assert not first.done()
+        assert not again.done()
+        assert not conflict.done()
+        store.may_commit.set()
+        assert (await first, await again) == (Done("claimable", 1), Done("claimable", 1, was_new=False))
+        assert isinstance(await conflict, Refused)
+
+    with_engine(test)
+
+
+def test_what_is_ready_together_is_committed_together() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        await asyncio.gather(*(engine.submit(create(f"r{n}")) for n in range(50)))
+        assert sum(store.commits) == 50
+        assert len(store.commits) <= 2
+
+    with_engine(test)
+
+
+def test_cancelling_one_caller_cancels_no_other_and_loses_nothing() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        first = asyncio.create_task(engine.submit(create("a")))
+        second = asyncio.create_task(engine.submit(create("b")))
+        await turns()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        store.may_commit.set()
+        assert isinstance(await second, Done)
+        assert store.load_head(RunId("a")) is not None
+
+    with_engine(test)
+
+
+def test_after_a_failed_flush_nobody_is_told_anything_but_that_it_is_unknown() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        failures: list[BaseException] = []
+        engine.on_failure = failures.append
+        store.fails = True
+        waiting = [asyncio.create_task(engine.submit(create(name))) for name in "ab"]
+        await turns()
+        waiting.append(asyncio.create_task(engine.submit(create("c"))))
+        await turns()
+        store.may_commit.set()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 3
+        assert len(failures) == 1
+        store.fails = False
+        with pytest.raises(StoreUnavailable):
+            await engine.submit(create("d"))
+
+    with_engine(test)
+
+
+def test_a_renewal_is_answered_at_once_and_moves_no_version() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        before = engine.head(right.run_id)
+        store.may_commit.clear()
+        writing = asyncio.create_task(engine.submit(create("other")))
+        await turns()
+        assert isinstance(await engine.submit(Renew(right)), Renewed)
+        after = engine.head(right.run_id)
+        assert before is not None
+        assert after is not None
+        assert after.version == before.version
+        store.may_commit.set()
+        await writing
+
+    with_engine(test)
+
+
+def test_commands_of_one_run_in_one_batch_are_judged_in_order() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        sent, preempted, late = await asyncio.gather(
+            engine.submit(admit(right)),
+            engine.submit(Preempt(right.run_id, "anna")),
+            engine.submit(admit(right)),
+        )
+        assert isinstance(sent, Send)
+        assert isinstance(preempted, Done)
+        assert isinstance(late, Refused)
+        assert late.code == "stale_epoch"
+
+    with_engine(test)
+
+
+def test_a_new_engine_over_the_store_goes_on_where_the_old_one_died() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        sent = await engine.submit(admit(right))
+        assert isinstance(sent, Send)
+        successor = Engine(store, ManualClock(), "boot-2")
+        successor.start()
+        settled = await successor.submit(Settle(right.run_id, PAY, 1, "applied", python_receipt({"id": 1})))
+        assert settled == Settled("committed", joined=True)
+        assert isinstance(await successor.submit(admit(right)), Answer)
+        assert successor.contract(sent.contract_digest) == CHARGE
+        await successor.stop()
+
+    with_engine(test)
+
+
+def test_a_contract_that_an_intent_names_wrongly_stops_the_engine_from_storing_it() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        command: Any = admit(right)
+        forged = Admit(**{**{name: getattr(command, name) for name in command.__slots__}, "contract_digest": "0" * 64})
+        with pytest.raises(InvariantViolation):
+            await engine.submit(forged)
+
+    with_engine(test)
+
+
+def test_a_run_that_nobody_holds_is_read_again_and_not_kept() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        for number in range(20):
+            await engine.submit(create(f"r{number}"))
+        assert engine.live_runs() == []
+        assert not engine._runs
+        assert engine.head(RunId("r7")) is not None
+
+    with_engine(test)
+
+
+def test_the_authoritys_clock_never_starts_behind_the_stores_mark() -> None:
+    ahead = SystemClock(0).now().ms + 10**9
+    now = SystemClock(ahead).now()
+    assert now.ms >= ahead
+    assert now.mark_ms == ahead
+    assert now.wall_ms < ahead
+
+
+def test_a_wait_ends_with_a_change_of_that_run() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        waiting = asyncio.create_task(engine.wait_for_change(RunId("r"), 60_000))
+        await turns()
+        store.may_commit.set()
+        await engine.submit(create("other"))
+        await turns()
+        assert not waiting.done()
+        await engine.submit(create("r"))
+        await waiting
+
+    with_engine(test)
