@@ -1,4 +1,4 @@
-"""The engine answers nothing before it is durable, gathers what is ready into one commit, and stops when it can't know."""
+"""The engine answers nothing before it is durable, gathers what is ready into one commit, and stops when unsure."""
 
 import asyncio
 import threading
