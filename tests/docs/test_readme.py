@@ -1,7 +1,7 @@
 """The README's commands run, in the order and the directory that it says, and print what it shows.
 
-In a shown output `...` alone on a line stands for any lines, `…` for any text; times, ports and holders may differ. `make`
-lines aren't run here: they are targets that `.ci/run` runs. Servers get a free port.
+In a shown output `...` alone on a line stands for any lines, `…` for any text; times, ports and holders may differ.
+`make` lines aren't run here: they are targets that `.ci/run` runs. Servers get a free port.
 """
 
 import asyncio
@@ -92,13 +92,18 @@ class Reader:
         elif words[0] == "tidefast":
             self.runs(words[1:], shown)
         else:
-            assert words[0] == "make" or line == ". .venv/bin/activate", f"the README shows a command of no kind: {line}"
+            assert words[0] == "make" or line == ". .venv/bin/activate", f"a command of no kind: {line}"
 
     def starts(self, words: list[str], shown: list[str]) -> None:
         more = ["--port", "0"] if words[0] == "serve" else []
         with (self.directory / f"{words[0]}.log").open("w") as log:
             process = subprocess.Popen(
-                [*COMMAND, *words, *more], cwd=self.directory, env=self.env, stdout=subprocess.PIPE, stderr=log, text=True
+                [*COMMAND, *words, *more],
+                cwd=self.directory,
+                env=self.env,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         self.services.append(process)
         assert process.stdout is not None
@@ -111,7 +116,13 @@ class Reader:
         """Run a command; a look at a run that others drive is repeated until they are done."""
         for _ in range(TRIES if words[0] == "show" else 1):
             done = subprocess.run(
-                [*COMMAND, *words], cwd=self.directory, env=self.env, capture_output=True, text=True, timeout=60, check=False
+                [*COMMAND, *words],
+                cwd=self.directory,
+                env=self.env,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             assert done.returncode == 0, done.stderr
             wrong = differs(shown, done.stdout)
@@ -179,6 +190,11 @@ def test_the_acceptance_lines_are_those_that_the_demo_prints() -> None:
     printed = [without_numbers(line) for line in tell_acceptance(empty)]
     assert [without_numbers(line) for line in shown[start : start + len(printed)]] == printed
     assert shown[-1].startswith("ok: ")
+    steps, checkpoints, commits = (re.findall(r"\d+", line) for line in shown[start : start + 3])
+    bold = f"{steps[0]} double applies of {steps[1]} mutating steps, {steps[2]} of them preempted"
+    bold += f"; {checkpoints[0]} stale checkpoints of {checkpoints[1]}"
+    bold += f"; {commits[0]} commits under a dead epoch of {commits[1]}"
+    assert bold in " ".join(README.split())
 
 
 def test_the_figures_of_the_campaign_are_those_that_it_gives_today() -> None:

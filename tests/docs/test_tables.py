@@ -1,4 +1,4 @@
-"""The tables of the docs against the code: steps, doubts, events, laws, codes, reasons, addresses, members, settings."""
+"""The tables of the docs are the code's: steps, doubts, events, laws, codes, reasons, addresses, members, settings."""
 
 import ast
 import inspect
