@@ -5,9 +5,10 @@
 A line holds no control character, whoever's text it quotes.
 """
 
+import re
 from enum import IntEnum
 
-from tidefast.cli.show import safe
+from tidefast.cli.show import moment, safe
 from tidefast.protocol.verdicts import Refused
 from tidefast.wire.problem import from_refused, problem
 
@@ -36,6 +37,7 @@ HELP = """Exit codes:
 
 FENCE_CODES = frozenset(("stale_epoch", "lease_lapsed", "lease_held", "moved"))
 KEY_HINT = "name its file with --operator-key, or the store that it stands beside with --store"
+_EPOCH_MS = re.compile(r"\b1[6-9]\d{11}\b")  # a time from 2020 to 2033 in a sentence
 UNKNOWN_CODES = frozenset(("in_doubt", "step_in_flight", "store_unavailable", "internal"))
 
 
@@ -80,4 +82,9 @@ def refusal(refused: Refused) -> CliError:
         exit_code = ExitCode.UNKNOWN
     todo = KEY_HINT if code == "unauthenticated" else said.next
     what = str(refused.facts["detail"]) if code == "invalid" and "detail" in refused.facts else said.detail
-    return CliError(code, what, todo, exit_code)
+    return CliError(code, _with_moments(what), _with_moments(todo), exit_code)
+
+
+def _with_moments(text: str) -> str:
+    """Times as people read them: the authority counts milliseconds since 1970."""
+    return _EPOCH_MS.sub(lambda hit: f"{moment(int(hit.group()))} UTC", text)

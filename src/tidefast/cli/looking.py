@@ -13,6 +13,7 @@ from tidefast.cli.desk import all_events, all_steps, must, reading
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Url, checked_id
 from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
 from tidefast.protocol.ids import RunId
+from tidefast.protocol.records import NOT_SETTLED
 from tidefast.wire.answers import spell, spell_all
 
 STATES = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
@@ -75,7 +76,11 @@ def show(run: str, /, *, url: Url = None, store: StoreName = DEFAULT_STORE, as_j
 async def _show(url: str | None, store: str, run: str) -> tuple[RunInfo, list[EventInfo], list[StepInfo]]:
     async with reading(url, store) as desk:
         info = must(await desk.run(RunId(run)))
-        return info, await all_events(desk, info.run_id), await all_steps(desk, info.run_id)
+        steps = await all_steps(desk, info.run_id)
+        for place, step in enumerate(steps):
+            if step.state == "held":  # with its stored call: somebody has to decide about it
+                steps[place] = must(await desk.step(info.run_id, step.step_id))
+        return info, await all_events(desk, info.run_id), steps
 
 
 def log(
@@ -137,6 +142,11 @@ def tell_held(step: StepInfo, url: str | None, store: str) -> None:
         sent = out.moment(attempt.admitted_wall_ms)
         out.line(
             f"  attempt   {attempt.number}: {attempt.state}, sent {sent} UTC under epoch {out.epoch(attempt.epoch)}"
+        )
+    on_wire = [attempt.deadline_ms for attempt in step.attempts if attempt.state in NOT_SETTLED]
+    if on_wire and max(on_wire) >= step.now_ms:
+        out.line(
+            f"  until     {out.moment(max(on_wire))} UTC its request may still land; only then look for the last time"
         )
     out.line("  look at the provider, then say what is so:")
     for verdict, meaning in (("applied", "it happened"), ("not_applied", "it did not"), ("refused", "never do it")):

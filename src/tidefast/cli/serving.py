@@ -285,12 +285,14 @@ def configure_log(level: str = "info") -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
-        _safe_values,
     ]
     last: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(ensure_ascii=True)
     )
-    formatted = [] if is_terminal else [structlog.processors.format_exc_info]
+    # JSON escapes control characters by itself; a terminal has to be kept from them.
+    formatted: list[structlog.typing.Processor] = (
+        [_safe_values] if is_terminal else [structlog.processors.format_exc_info]
+    )
     structlog.configure(
         processors=[*shared, *formatted, last],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),

@@ -333,14 +333,13 @@ def doubt_as_failure(trace: Trace) -> Iterator[Violation]:
         if step is None or (sent is None and kind != "step_withdrawn"):
             continue
         if sent is not None and kind != "step_unsent" and not is_listed(trace, moment, step):
-            yield at(
-                trace,
-                "doubt_as_failure",
-                moment,
-                "its answer was booked as a refusal, but the contract lists none such",
-            )
+            why = "its answer was booked as a refusal, but the contract lists none such"
+            yield at(trace, "doubt_as_failure", moment, why)
         gives_up = kind in ("step_rejected", "step_withdrawn") or text(moment.data, "state") == "pending"
-        doubts = () if step.state == "pending" else step.open_attempts(number(moment.data, "attempt"))
+        is_harmless = (
+            step.state == "pending" or not step.is_mutating
+        )  # a reading that may have happened doubles nothing
+        doubts = () if is_harmless else step.open_attempts(number(moment.data, "attempt"))
         left = next((doubt for doubt in doubts if not _settles(trace, moment, step, sent, doubt)), None)
         if gives_up and left is not None:
             why = f"it was booked as without effect though attempt {left.number} may have had one"
