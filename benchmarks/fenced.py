@@ -67,8 +67,8 @@ async def rememberer(run: tf.Run, steps: int) -> int:
     return steps
 
 
-async def _house(file: Path) -> tuple[wiring.Parts, LocalAuthority]:
-    store = SqliteStore.open(file, create=not file.exists())
+async def _house(file: Path, *, create: bool = False) -> tuple[wiring.Parts, LocalAuthority]:
+    store = SqliteStore.open(file, create=create)
     clock = system_clock(store)
     book = wiring.build_tools(None, "fenced:app", [tool.contract for tool in app.tools.values()])
     parts = await wiring.build_authority(store, book, wiring.local_runner(clock, app), None, clock)
@@ -82,7 +82,7 @@ async def _drive(authority: LocalAuthority, run_id: str) -> str:
 
 async def steps_per_s(directory: Path, width: int, runs: int) -> tuple[float, float]:
     """(steps per second, CPU µs per step) of ten-step runs, `width` at once."""
-    parts, authority = await _house(directory / "fenced.db")
+    parts, authority = await _house(directory / "fenced.db", create=True)
     left = iter(range(runs))
 
     async def one() -> None:
@@ -100,7 +100,7 @@ async def steps_per_s(directory: Path, width: int, runs: int) -> tuple[float, fl
 
 async def long_run(directory: Path, agent: str, steps: int) -> list[float]:
     """CPU clock after each step of one run with many steps; the run is left one step before its end."""
-    parts, authority = await _house(directory / f"{agent}.db")
+    parts, authority = await _house(directory / f"{agent}.db", create=True)
     marks: list[float] = []
     done = asyncio.Event()
 

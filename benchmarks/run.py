@@ -7,7 +7,6 @@ else the machine does falls on all of them. What the figures mean stands in docs
 """
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -47,13 +46,12 @@ QUICK = Size(3, {1: 50, 16: 150, 64: 300}, {1: 5, 16: 16, 64: 64}, 3)
 def measure(directory: Path, *command: str | int) -> Any:
     """One measurement in a fresh process and a fresh directory; its answer is the last line it prints."""
     with tempfile.TemporaryDirectory(dir=directory) as place:
-        program = HERE / ("with_dbos.py" if command[0] == "dbos" else "run.py")
-        words = [str(word) for word in (command[1:] if command[0] == "dbos" else ("--one", *command))]
-        told = subprocess.run(
-            [sys.executable, program, place, *words] if command[0] == "dbos" else [sys.executable, program, *words,
-             "--directory", place],
-            check=True, stdout=subprocess.PIPE, timeout=1_800,
-        )
+        if command[0] == "dbos":
+            words = [HERE / "with_dbos.py", place, *command[1:]]
+        else:
+            words = [HERE / "run.py", "--directory", place, "--one", *command]
+        line = [sys.executable, *map(str, words)]
+        told = subprocess.run(line, check=True, stdout=subprocess.PIPE, timeout=1_800)
     return json.loads(told.stdout.splitlines()[-1])
 
 
@@ -62,23 +60,22 @@ def answer(kind: str, words: list[str], directory: Path) -> None:
     import fenced
     import twin
 
+    from tidefast.cli.loop import run_program
+
     if kind == "fenced" or kind == "twin":
         program = fenced if kind == "fenced" else twin
-        rate, cpu_us = new_loop(program.steps_per_s(directory, int(words[0]), int(words[1])))
+        rate, cpu_us = run_program(program.steps_per_s(directory, int(words[0]), int(words[1])))
         print(json.dumps({"steps_per_s": rate, "cpu_us": cpu_us}))
     else:
-        marks = new_loop(fenced.long_run(directory, words[0], HISTORY + 1))
+        marks = run_program(fenced.long_run(directory, words[0], HISTORY + 1))
         costs = [(marks[last] - marks[first]) / (last - first) * 1e6 for first, last in WINDOWS]
-        resumes = [new_loop(fenced.resume_ms(directory, words[0])) for _ in range(int(words[1]))]
+        resumes = [run_program(fenced.resume_ms(directory, words[0])) for _ in range(int(words[1]))]
         print(json.dumps({"costs": costs, "resumes": resumes}))
 
 
-def new_loop(main: Any) -> Any:
-    return asyncio.run(main)
-
-
 def compare_widths(size: Size, directory: Path, with_dbos: bool) -> None:
-    print(f"{'at once':>8} {'tidefast':>22} {'(a) twin':>22} {'(b) DBOS':>22} {'of (a)':>8} {'aim':>5} {'× (b)':>7} {'aim':>4}")
+    names = "".join(f"{name:>23}" for name in ("tidefast", "(a) twin", "(b) DBOS"))
+    print(f"{'at once':>8}{names} {'of (a)':>7} {'aim':>6} {'× (b)':>7} {'aim':>4}")
     for width in WIDTHS:
         found: dict[str, list[dict[str, float]]] = {"fenced": [], "twin": [], "dbos": []}
         for number in range(size.rounds):
@@ -99,7 +96,7 @@ def compare_widths(size: Size, directory: Path, with_dbos: bool) -> None:
 
 
 def long_runs(size: Size, directory: Path) -> None:
-    print(f"\none run of {HISTORY} steps: CPU µs per step at steps …, and ms from asking for its lease to its next step")
+    print(f"\none run of {HISTORY} steps: CPU µs per step there, and ms from asking for its lease to its next step")
     windows = " ".join(f"{f'{first}-{last}':>12}" for first, last in WINDOWS)
     print(f"{'agent':<12} {windows} {'last/first':>11} {'resume ms':>10} {'aim':>4}")
     for agent in ("walker", "rememberer"):

@@ -1,6 +1,6 @@
 """The same ten-step run as a DBOS workflow on SQLite, with DBOS's own settings. Run as a process of its own.
 
-    python with_dbos.py DIRECTORY WIDTH RUNS    prints {"steps_per_s": …, "cpu_us": …, "journal": …}
+python with_dbos.py DIRECTORY WIDTH RUNS    prints {"steps_per_s": …, "cpu_us": …, "journal": …}
 """
 
 import asyncio

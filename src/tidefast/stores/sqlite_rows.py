@@ -91,6 +91,7 @@ STEP = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
     " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps WHERE run_key = ? AND step_id = ?"
 )
+STEP_IDS = "SELECT step_id FROM steps WHERE run_key = ? LIMIT ?"  # read from the key's index alone
 STEPS = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
     " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps"
