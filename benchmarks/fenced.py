@@ -113,6 +113,7 @@ async def long_run(directory: Path, agent: str, steps: int) -> list[float]:
     await authority.create_run("long", agent, "1", str(steps))
     task = asyncio.create_task(_drive(authority, "long"))
     await done.wait()
+    listeners.done = Listeners.done
     await parts.authority.preempt("long", "benchmark", "left here", None)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
