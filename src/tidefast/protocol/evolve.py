@@ -40,25 +40,39 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
         still_open = open_steps(still_open, target, event.at_ms)
-    has_progress = event.kind in _PROGRESS
-    head = head._replace(  # once an event: it copies the whole head
-        version=head.version + 1,
-        seq=event.seq,
-        digest=chain(head.digest, event),
-        open=still_open,
-        grants_without_progress=0 if has_progress else head.grants_without_progress,
-        not_before_ms=0 if has_progress else head.not_before_ms,
-        diverged=_still_diverged(head.diverged, event) if head.diverged else (),
+    return View(
+        view.namespace,
+        view.incarnation,
+        view.instances,
+        _moved(head, event, still_open),
+        steps,
+        view.contracts,
+        view.forgotten,
     )
-    return View(view.namespace, view.incarnation, view.instances, head, steps, view.contracts, view.forgotten)
 
 
 HAS_RECEIPT = frozenset(("applied", "committed", "compensated"))
 _PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result"))
+_PLACE = {name: place for place, name in enumerate(RunHead._fields)}
+_VERSION, _SEQ, _DIGEST, _OPEN = _PLACE["version"], _PLACE["seq"], _PLACE["digest"], _PLACE["open"]
+_GRANTS, _NOT_BEFORE, _DIVERGED = _PLACE["grants_without_progress"], _PLACE["not_before_ms"], _PLACE["diverged"]
+
+
+def _moved(head: RunHead, event: Event, still_open: tuple[OpenStep, ...]) -> RunHead:
+    """The head after a step's event. `_replace` in a quarter of its time: this is run for each of them."""
+    fields: list[Any] = list(head)
+    fields[_VERSION] += 1
+    fields[_SEQ] = event.seq
+    fields[_DIGEST] = chain(head.digest, event)
+    fields[_OPEN] = still_open
+    if event.kind in _PROGRESS:
+        fields[_GRANTS] = fields[_NOT_BEFORE] = 0
+        fields[_DIVERGED] = _still_diverged(head.diverged, event)
+    return RunHead._make(fields)
 
 
 def _still_diverged(diverged: tuple[StepId, ...], event: Event) -> tuple[StepId, ...]:
-    if event.kind != "step_resolved":
+    if not diverged or event.kind != "step_resolved":
         return diverged
     return tuple(other for other in diverged if other != event.step_id)
 
