@@ -59,7 +59,7 @@ _GRANTS, _NOT_BEFORE, _DIVERGED = _PLACE["grants_without_progress"], _PLACE["not
 
 
 def _moved(head: RunHead, event: Event, still_open: tuple[OpenStep, ...]) -> RunHead:
-    """The head after a step's event. `_replace` in a quarter of its time: this is run for each of them."""
+    """The head after a step's event. `_replace` in half its time: this is run for each of them."""
     fields: list[Any] = list(head)
     fields[_VERSION] += 1
     fields[_SEQ] = event.seq
