@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,5 +243,40 @@ def test_a_wait_ends_with_a_change_of_that_run() -> None:
         assert not waiting.done()
         await engine.submit(create("r"))
         await waiting
+
+    with_engine(test)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 2_000])
+def test_a_finished_step_answers_however_few_ids_are_kept(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    monkeypatch.setattr("tidefast.engine.engine.IDS_KEPT", kept)
+
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        for name in map(StepId, "abcd"):
+            assert isinstance(await engine.submit(replace(admit(right), step_id=name)), Send)
+            await engine.submit(Settle(right.run_id, name, 1, "applied", python_receipt({})))
+            assert isinstance(await engine.submit(replace(admit(right), step_id=name)), Answer)
+        assert (engine._runs[right.run_id].ids is None) is (kept < 4)
+        await engine.submit(Preempt(right.run_id, "anna"))
+        again = await engine.submit(Grant(right.run_id, "w2", 15_000, ""))
+        assert isinstance(again, Granted)
+        second = Right(right.run_id, again.epoch, "w2")
+        for name in map(StepId, "abcd"):
+            assert isinstance(await engine.submit(replace(admit(second), step_id=name)), Answer)
+        assert isinstance(await engine.submit(replace(admit(second), step_id=StepId("e"))), Send)
+
+    with_engine(test)
+
+
+def test_a_new_step_of_a_live_run_is_not_looked_for_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        looked: list[StepId] = []
+        monkeypatch.setattr(store, "load_step", lambda key, step_id: looked.append(step_id))
+        assert isinstance(await engine.submit(admit(right)), Send)
+        assert not looked
 
     with_engine(test)

@@ -213,6 +213,14 @@ def test_steps_come_in_order_of_their_ids(driver: Driver) -> None:
     assert [step.step_id for step in driver.store.load_steps(key, StepId("_x"), 2)] == ["a1", "a10"]
 
 
+def test_the_ids_of_a_run_are_its_own_and_at_most_as_many_as_asked_for(driver: Driver) -> None:
+    key = run_with_steps(driver, "r")
+    run_with_steps(driver, "other", 1)
+    assert sorted(driver.store.step_ids(key, 9)) == ["s0", "s1", "s2"]
+    assert len(driver.store.step_ids(key, 2)) == 2
+    assert list(driver.store.step_ids(99, 9)) == []
+
+
 def test_the_journal_holds_finished_steps_in_order_of_settling(driver: Driver) -> None:
     key = run_with_steps(driver, count=0)
     driver.admit("r", "late")

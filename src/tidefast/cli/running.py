@@ -17,6 +17,7 @@ from tidefast.cli import wiring
 from tidefast.cli.desk import must, server_url, writing
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
+from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
 from tidefast.cli.serving import URL_DEFAULT, configure_log
@@ -52,7 +53,7 @@ def run(
     if agent not in loaded.agents:
         known = ", ".join(sorted(loaded.agents)) or "none"
         raise CliError("usage", f"{app} has no agent {agent}", f"it has: {known}", ExitCode.USAGE)
-    info, held = asyncio.run(_run(loaded, app, agent, input_json, name, store, tools))
+    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools))
     if as_json:
         out.document({"run": spell(info), "held": [spell(step) for step in held]})
     else:

@@ -18,6 +18,7 @@ from tidefast.cli import show as out
 from tidefast.cli import wiring
 from tidefast.cli.desk import server_url
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
+from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
 from tidefast.cli.place import own, store_path, system_clock
 from tidefast.protocol.contracts import Contract
@@ -94,10 +95,7 @@ def serve(
         path = Path(DEFAULT_STORE)
     settings = Settings(path, host, port, tools, app, secret, operator_key, as_json)
     configure_log()
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, problems))
+    run_program(_serve(settings, problems))
     return ExitCode.OK
 
 
@@ -241,10 +239,7 @@ def worker(
     if as_json:
         out.keep_stdout()
     configure_log()
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(app, server_url(url) or URL_DEFAULT, max_runs, lease, as_json))
+    run_program(_work(app, server_url(url) or URL_DEFAULT, max_runs, lease, as_json))
     return ExitCode.OK
 
 

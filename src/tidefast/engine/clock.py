@@ -5,7 +5,7 @@ start, is the larger of the wall clock and the store's mark, so a wall clock tha
 again. Clocks decide when a lease lapses and when a provider's memory may be over; epochs decide writes.
 """
 
-import time
+from time import CLOCK_BOOTTIME, clock_gettime_ns, time_ns
 from typing import Protocol
 
 from tidefast.protocol.records import Now
@@ -28,7 +28,8 @@ class SystemClock:
         self._grace_from_ms = self._base_ms + boot_ms
 
     def now(self) -> Now:
-        return Now(self._base_ms + _boot_ms(), _wall_ms(), self._mark_ms, self._grace_from_ms)
+        boot_ms = clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000  # spelled out: every command reads this clock
+        return Now(self._base_ms + boot_ms, time_ns() // 1_000_000, self._mark_ms, self._grace_from_ms)
 
     def begin_grace(self) -> None:
         self._grace_from_ms = self._base_ms + _boot_ms()
@@ -59,8 +60,8 @@ class ManualClock:
 
 
 def _boot_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000
 
 
 def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return time_ns() // 1_000_000

@@ -30,6 +30,7 @@ from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
 from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
 STOP_SLICE_MS = 100  # how often a stopping engine looks again, should nobody tell it
+IDS_KEPT = 2_000  # of a run's steps in memory; for a longer run the store is asked whether a step is new
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
@@ -45,6 +46,7 @@ class RunEntry:
     head: RunHead | None
     steps: dict[StepId, Step] = field(default_factory=dict)
     gathering: "Gathering | None" = None
+    ids: set[StepId] | None = None  # every step the run has, so that a new one is known as new; None: ask the store
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +215,15 @@ class Engine:
         return entry
 
     def _step(self, entry: RunEntry, step_id: StepId) -> Step | None:
-        return entry.steps.get(step_id) or self.store.load_step(entry.key, step_id)
+        step = entry.steps.get(step_id)
+        if step is not None or (entry.ids is not None and step_id not in entry.ids):
+            return step
+        return self.store.load_step(entry.key, step_id)
+
+    def _all_ids(self, entry: RunEntry) -> set[StepId] | None:
+        """The ids of all steps, durable or not; None if they are too many to keep in memory."""
+        stored = self.store.step_ids(entry.key, IDS_KEPT + 1)
+        return {*stored, *entry.steps} if len(stored) <= IDS_KEPT else None
 
     def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
@@ -250,6 +260,8 @@ class Engine:
                 self._loop.call_soon(self._hand_over)
         batch, before = gathering.batch, view.steps
         for event in decision.events:
+            if event.kind == "lease_granted":
+                entry.ids = self._all_ids(entry)
             view = evolve(view, event, run_id)
             if view.run is None:
                 raise InvariantViolation(f"the event {event.kind} left run {run_id} without a head")
@@ -259,6 +271,10 @@ class Engine:
             if step is not before.get(step_id):
                 entry.steps[step_id] = step
                 batch.steps[entry.key, step_id] = step
+                if entry.ids is not None:
+                    entry.ids.add(step_id)
+                    if len(entry.ids) > IDS_KEPT:
+                        entry.ids = None
         if isinstance(decision.verdict, Send):
             self._gather_contract(batch, decision.verdict)
         entry.gathering = gathering

@@ -40,26 +40,41 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
         still_open = open_steps(still_open, target, event.at_ms)
-    head = head._replace(
-        version=head.version + 1,
-        seq=event.seq,
-        digest=chain(head.digest, event),
-        open=still_open,
+    return View(
+        view.namespace,
+        view.incarnation,
+        view.instances,
+        _moved(head, event, still_open),
+        steps,
+        view.contracts,
+        view.forgotten,
     )
-    if event.kind in _PROGRESS:
-        head = _with_progress(head, event, step_id)
-    return view._replace(run=head, steps=steps)
 
 
 HAS_RECEIPT = frozenset(("applied", "committed", "compensated"))
 _PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result"))
+_PLACE = {name: place for place, name in enumerate(RunHead._fields)}
+_VERSION, _SEQ, _DIGEST, _OPEN = _PLACE["version"], _PLACE["seq"], _PLACE["digest"], _PLACE["open"]
+_GRANTS, _NOT_BEFORE, _DIVERGED = _PLACE["grants_without_progress"], _PLACE["not_before_ms"], _PLACE["diverged"]
 
 
-def _with_progress(head: RunHead, event: Event, step_id: StepId) -> RunHead:
-    diverged = head.diverged
-    if event.kind == "step_resolved" and step_id in diverged:
-        diverged = tuple(other for other in diverged if other != step_id)
-    return head._replace(grants_without_progress=0, not_before_ms=0, diverged=diverged)
+def _moved(head: RunHead, event: Event, still_open: tuple[OpenStep, ...]) -> RunHead:
+    """The head after a step's event. `_replace` in half its time: this is run for each of them."""
+    fields: list[Any] = list(head)
+    fields[_VERSION] += 1
+    fields[_SEQ] = event.seq
+    fields[_DIGEST] = chain(head.digest, event)
+    fields[_OPEN] = still_open
+    if event.kind in _PROGRESS:
+        fields[_GRANTS] = fields[_NOT_BEFORE] = 0
+        fields[_DIVERGED] = _still_diverged(head.diverged, event)
+    return RunHead._make(fields)
+
+
+def _still_diverged(diverged: tuple[StepId, ...], event: Event) -> tuple[StepId, ...]:
+    if not diverged or event.kind != "step_resolved":
+        return diverged
+    return tuple(other for other in diverged if other != event.step_id)
 
 
 def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
@@ -300,20 +315,22 @@ def _resolved(step: Step, event: Event, data: Data) -> Step:
 
 def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[OpenStep, ...]:
     """The head's list of open steps after one of them changed."""
-    kept = tuple([o for o in before if o.step_id != step.step_id and (o.is_unsettled or o.wire_until_ms > at_ms)])
+    kept = before and tuple(
+        [o for o in before if o.step_id != step.step_id and (o.is_unsettled or o.wire_until_ms > at_ms)]
+    )
     is_unsettled = step.is_unsettled
-    on_wire = [a for a in step.attempts if a.deadline_ms > at_ms and a.state in NOT_SETTLED]
+    on_wire = [a for a in step.attempts if a.state in NOT_SETTLED and a.deadline_ms > at_ms]
     if on_wire and step.dedups and step.state in ("applied", "committed"):
         on_wire = []  # whatever lands now lands on a key that the provider knows
     if not is_unsettled and not on_wire:
         return kept
     entry = OpenStep(
-        step_id=step.step_id,
-        state=step.state,
-        is_mutating=step.is_mutating,
-        is_unsettled=is_unsettled,
-        undo_of=step.undo_of,
-        wire_epoch=min([attempt.epoch for attempt in on_wire], default=Epoch(0)),
-        wire_until_ms=max([attempt.deadline_ms for attempt in on_wire], default=0),
+        step.step_id,
+        step.state,
+        step.is_mutating,
+        is_unsettled,
+        step.undo_of,
+        min([attempt.epoch for attempt in on_wire], default=Epoch(0)),  # wire_epoch
+        max([attempt.deadline_ms for attempt in on_wire], default=0),  # wire_until_ms
     )
     return (*kept, entry)

@@ -43,11 +43,8 @@ def step_key(namespace: bytes, run: RunId, step: StepId) -> str:
     The first 16 bytes of SHA-256 over the three parts, each preceded by its length (4 bytes, big-endian), so that
     run `a` with step `bc` and run `ab` with step `c` can't share a key.
     """
-    hasher = hashlib.sha256()
-    for part in (namespace, run.encode(), step.encode()):
-        hasher.update(len(part).to_bytes(4, "big"))
-        hasher.update(part)
-    return hasher.hexdigest()[:32]
+    parts = (namespace, run.encode(), step.encode())
+    return hashlib.sha256(b"".join([len(part).to_bytes(4, "big") + part for part in parts])).hexdigest()[:32]
 
 
 def spell_key(key: str, form: KeyForm) -> str:

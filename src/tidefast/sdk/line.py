@@ -94,35 +94,42 @@ class Line:
             self.end(lost)
             raise lost
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> "Guard":
         """Around everything that agent code awaits here: counted while in flight, its cancellation translated."""
+        return Guard(self)
+
+    def entered(self) -> "asyncio.Task[object]":
+        """The current task, counted as waiting here. Raises what ended the pass, if it has ended."""
         self.check()
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a run is driven from inside a task")
         self._tasks[task] = self._tasks.get(task, 0) + 1
         self._quiet.clear()
-        try:
-            with self.translated():
-                yield
-        finally:
-            self._tasks[task] -= 1
-            if not self._tasks[task]:
-                del self._tasks[task]
-            if not self._tasks:
-                self._quiet.set()
+        return task
+
+    def left(self, task: "asyncio.Task[object]") -> None:
+        """The end of what `entered` began."""
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
+        if not self._tasks:
+            self._quiet.set()
+
+    def translate(self, error: BaseException | None) -> None:
+        """Turn the cancellation of an ended pass into what ended it; any other error goes its way."""
+        if self.ended is not None and isinstance(error, asyncio.CancelledError):
+            self.is_told = True
+            raise self.ended from None
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn the cancellation of an ended pass into what ended it."""
+        """Around agent code that this pass calls: `translate` what it raises."""
         try:
             yield
-        except asyncio.CancelledError:
-            if self.ended is None:
-                raise
-            self.is_told = True
-            raise self.ended from None
+        except asyncio.CancelledError as error:
+            self.translate(error)
+            raise
 
     def cancel_waiting(self) -> None:
         """Cancel every task that waits inside `guard`."""
@@ -143,7 +150,7 @@ class Line:
 
         With `is_ending` the pass has ended and this belongs to giving the lease back: only the lease is checked.
         """
-        if not is_ending:
+        if self.ended is not None and not is_ending:
             self.check()
         tries = 0
         while True:
@@ -233,3 +240,19 @@ class Line:
         if step.endswith(UNDO_SUFFIX):
             return lambda: self.authority.compensate(self.token, step.removesuffix(UNDO_SUFFIX), WAIT_MS)
         return lambda: self.authority.apply(self.token, step, "", None, WAIT_MS)
+
+
+class Guard:
+    """See `Line.guard`. A class, not a generator: it is entered and left once a step."""
+
+    __slots__ = ("_line", "_task")
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def __enter__(self) -> None:
+        self._task = self._line.entered()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._line.left(self._task)
+        self._line.translate(error)

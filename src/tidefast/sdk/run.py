@@ -72,9 +72,11 @@ class Run:
             return self._replay_tool(entry, name, args)
         args_json = self._json(step_id, "its arguments", args)
         with self._line.guard():
-            await self._reach("sdk.before_apply", step_id)
+            if self._hook is not None:
+                await self._reach("sdk.before_apply", step_id)
             answer = await self._effect(step_id, name, args_json)
-            await self._reach("sdk.after_apply", step_id)
+            if self._hook is not None:
+                await self._reach("sdk.after_apply", step_id)
         return body_of(self._receipt(step_id, answer))
 
     async def compensate(self, step_id: str) -> Any:

@@ -11,7 +11,8 @@ or is cancelled doesn't cancel a call: each call runs as a task of its own and i
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,6 +32,9 @@ from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
 WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
+
+Asked = Coroutine[Any, Any, StepAnswer | Refused | Wait]
+Asking = Callable[[int], Asked]  # takes the time now; a new coroutine each time, so that a question can be repeated
 
 
 class Gateway:
@@ -68,7 +72,8 @@ class Gateway:
         if problem and self._engine.step(right.run_id, step_id) is None:
             refused = Refused("invalid", "args", {"tool": tool, "step": step_id, "problem": problem})
             return await self._engine.fence(right) or refused
-        return await self._until(right.run_id, wait_ms, self._admit(right, step_id, tool, known, args_json, request))
+        asking = partial(self._admit, right, step_id, tool, known, args_json, request)
+        return await self._until(right.run_id, wait_ms, asking)
 
     async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
@@ -83,11 +88,12 @@ class Gateway:
         while self._calls:
             await asyncio.wait(self._calls)
 
-    async def _until(self, run_id: RunId, wait_ms: int, ask: "Asking") -> StepAnswer | Refused:
+    async def _until(self, run_id: RunId, wait_ms: int, ask: Asking) -> StepAnswer | Refused:
         """Ask until there is an answer, or until the caller's patience ends."""
-        until = self._engine.clock.now().ms + wait_ms
+        now = self._engine.clock.now().ms
+        until = now + wait_ms
         while True:
-            answer = await self._once(until, ask)
+            answer = await self._once(ask(now), until - now)
             if not isinstance(answer, Wait):
                 return answer
             now = self._engine.clock.now().ms
@@ -95,19 +101,29 @@ class Gateway:
                 return Refused(answer.code, answer.reason, {"step": answer.blocking_step, "until_ms": answer.until_ms})
             pause = min(until - now, max(answer.until_ms - now, 1), WAIT_SLICE_MS)
             await self._engine.wait_for_change(run_id, pause)
+            now = self._engine.clock.now().ms
 
-    async def _once(self, until_ms: int, ask: "Asking") -> StepAnswer | Refused | Wait:
-        """Ask once, in a task that outlives its caller."""
-        task = asyncio.create_task(ask())
+    async def _once(self, asked: Asked, wait_ms: int) -> StepAnswer | Refused | Wait:
+        """Ask once, in a task that outlives its caller. What `asyncio.wait` does, at less than half its cost."""
+        loop = asyncio.get_running_loop()
+        heard = loop.create_future()
+        task = loop.create_task(asked)
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        left = until_ms - self._engine.clock.now().ms
-        finished, _ = await asyncio.wait((task,), timeout=max(left, 0) / 1_000)
-        if finished:
+        task.add_done_callback(partial(self._over, heard))
+        patience = loop.call_later(max(wait_ms, 0) / 1_000, _wake, heard)
+        try:
+            await heard
+        finally:
+            patience.cancel()
+        if task.done():
             return task.result()
         return Refused("step_in_flight", "in_flight", {"retry_after_ms": RETRY_AFTER_MS})
 
-    def _admit(
+    def _over(self, heard: asyncio.Future[None], task: asyncio.Task[StepAnswer | Refused | Wait]) -> None:
+        self._calls.discard(task)
+        _wake(heard)
+
+    async def _admit(
         self,
         right: Right,
         step_id: StepId,
@@ -115,29 +131,28 @@ class Gateway:
         known: Tool | None,
         args_json: str | None,
         request: Request | None,
-    ) -> "Asking":
-        async def ask() -> StepAnswer | Refused | Wait:
+        now_ms: int,
+    ) -> StepAnswer | Refused | Wait:
+        if self._hook is not None:
             await self._reach("gateway.before_intent", right, step_id)
-            contract = None if known is None else known.contract
-            args = "null" if args_json is None else args_json
-            deadline = self._engine.clock.now().ms + (0 if contract is None else contract.timeout_ms)
-            command = Admit(
-                right=right,
-                step_id=step_id,
-                tool=tool,
-                args_json=args,
-                call_digest=call_digest(tool, args),
-                contract=contract,
-                request=request,
-                owner=self._engine.boot,
-                deadline_ms=deadline,
-                stored=args_json is None,
-                contract_digest="" if known is None else known.digest,
-            )
-            verdict = await self._engine.submit(command)
-            return await self._follow(right, step_id, verdict, args_json, request)
-
-        return Asking(ask)
+            now_ms = self._engine.clock.now().ms
+        contract = None if known is None else known.contract
+        args = "null" if args_json is None else args_json
+        command = Admit(
+            right=right,
+            step_id=step_id,
+            tool=tool,
+            args_json=args,
+            call_digest=call_digest(tool, args),
+            contract=contract,
+            request=request,
+            owner=self._engine.boot,
+            deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
+            stored=args_json is None,
+            contract_digest="" if known is None else known.digest,
+        )
+        verdict = await self._engine.submit(command)
+        return await self._follow(right, step_id, verdict, args_json, request)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -176,12 +191,16 @@ class Gateway:
         self, right: Right, step_id: StepId, send: Send, args_json: str | None, request: Request | None
     ) -> StepAnswer | Refused | Wait:
         """Send an attempt whose intent is durable, and settle it."""
-        await self._reach("gateway.after_intent", right, step_id, attempt=send.attempt)
+        is_watched = self._hook is not None
+        if is_watched:
+            await self._reach("gateway.after_intent", right, step_id, attempt=send.attempt)
         outcome = await self._send(right, step_id, send, args_json, request)
-        await self._reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
+        if is_watched:
+            await self._reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
         settled = await self._engine.submit(settle)
-        await self._reach("gateway.after_settle", right, step_id, attempt=send.attempt)
+        if is_watched:
+            await self._reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
@@ -221,7 +240,7 @@ class Gateway:
             return Outcome("unsent", reason="no_python_runner")
         return await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
 
-    def _prepare_undo(self, right: Right, step_id: StepId) -> "Asking | Refused":
+    def _prepare_undo(self, right: Right, step_id: StepId) -> Asking | Refused:
         """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
         target = self._engine.step(right.run_id, step_id)
         if target is None or not target.contract or not target.receipt_seq:
@@ -240,9 +259,9 @@ class Gateway:
         request, problem = self._request(right.run_id, undo_id, known, args_json)
         if problem:
             return Refused("invalid", "undo_args", {"step": step_id, "problem": problem})
-        return self._admit_undo(right, step_id, undo_id, undo.tool, known, args_json, request)
+        return partial(self._admit_undo, right, step_id, undo_id, undo.tool, known, args_json, request)
 
-    def _admit_undo(
+    async def _admit_undo(
         self,
         right: Right,
         step_id: StepId,
@@ -251,28 +270,27 @@ class Gateway:
         known: Tool | None,
         args_json: str,
         request: Request | None,
-    ) -> "Asking":
-        async def ask() -> StepAnswer | Refused | Wait:
+        now_ms: int,
+    ) -> StepAnswer | Refused | Wait:
+        if self._hook is not None:
             await self._reach("gateway.before_intent", right, undo_id)
-            contract = None if known is None else known.contract
-            deadline = self._engine.clock.now().ms + (0 if contract is None else contract.timeout_ms)
-            command = Compensate(
-                right=right,
-                step_id=step_id,
-                undo_step_id=undo_id,
-                tool=tool,
-                args_json=args_json,
-                call_digest=call_digest(tool, args_json),
-                contract=contract,
-                request=request,
-                owner=self._engine.boot,
-                deadline_ms=deadline,
-                contract_digest="" if known is None else known.digest,
-            )
-            verdict = await self._engine.submit(command)
-            return await self._follow(right, undo_id, verdict, args_json, request)
-
-        return Asking(ask)
+            now_ms = self._engine.clock.now().ms
+        contract = None if known is None else known.contract
+        command = Compensate(
+            right=right,
+            step_id=step_id,
+            undo_step_id=undo_id,
+            tool=tool,
+            args_json=args_json,
+            call_digest=call_digest(tool, args_json),
+            contract=contract,
+            request=request,
+            owner=self._engine.boot,
+            deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
+            contract_digest="" if known is None else known.digest,
+        )
+        verdict = await self._engine.submit(command)
+        return await self._follow(right, undo_id, verdict, args_json, request)
 
     async def _reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
         if self._hook is not None:
@@ -286,12 +304,6 @@ class Gateway:
             await self._hook(point, facts)
 
 
-class Asking:
-    """Makes one coroutine per question, so that a question can be repeated."""
-
-    def __init__(self, ask: Any) -> None:
-        self._ask = ask
-
-    def __call__(self) -> Coroutine[Any, Any, StepAnswer | Refused | Wait]:
-        coroutine: Coroutine[Any, Any, StepAnswer | Refused | Wait] = self._ask()
-        return coroutine
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -12,7 +12,6 @@ from typing import Any
 
 from tidefast.engine.clock import Clock
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest, text_json
-from tidefast.protocol.events import object_json
 from tidefast.services.tools import Outcome
 
 
@@ -65,13 +64,10 @@ class LocalRunner:
 def python_receipt(value: JSON) -> str:
     """The receipt of a python tool: its value as the body. A value that is not JSON counts as applied, body lost."""
     try:
-        body, is_whole = canonical(value), "false"
+        body, is_truncated = canonical(value), "false"
     except CanonicalError:
-        body, is_whole = text_json(f"a {type(value).__name__}, which is not a JSON value"), "true"
-    return object_json(
-        status="null",
-        content_type='"application/json"',
-        body=body,
-        digest=f'"{digest(body)}"',
-        truncated=is_whole,
+        body, is_truncated = text_json(f"a {type(value).__name__}, which is not a JSON value"), "true"
+    return (  # in the order of the names, so that this is the canonical text
+        f'{{"body":{body},"content_type":"application/json","digest":"{digest(body)}","status":null,'
+        f'"truncated":{is_truncated}}}'
     )

@@ -87,6 +87,9 @@ class Store(Protocol):
 
     def load_step(self, run_key: int, step_id: StepId) -> Step | None: ...
 
+    def step_ids(self, run_key: int, limit: int) -> Sequence[StepId]:
+        """The ids of up to `limit` steps of a run, in any order."""
+
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         """Mutating steps settled after `since_seq` whose asking epoch is another one, in order of their settling."""
 

@@ -65,6 +65,10 @@ class MemoryStore:
         with self._lock:
             return self._steps.get(run_key, {}).get(step_id)
 
+    def step_ids(self, run_key: int, limit: int) -> Sequence[StepId]:
+        with self._lock:
+            return list(self._steps.get(run_key, {}))[:limit]
+
     def _finished(self, run_key: int, after: int) -> Iterable[Step]:
         with self._lock:
             steps = list(self._steps.get(run_key, {}).values())

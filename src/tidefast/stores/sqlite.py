@@ -146,6 +146,9 @@ class SqliteStore:
         row = self._one(rows.STEP, run_key, step_id)
         return None if row is None else rows.step_of(row)
 
+    def step_ids(self, run_key: int, limit: int) -> Sequence[StepId]:
+        return [StepId(step_id) for (step_id,) in self._all(rows.STEP_IDS, run_key, limit)]
+
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         found = self._all(rows.FORGOTTEN, run_key, since_seq, epoch)
         return [StepId(step_id) for step_id, effect in found if effect in MUTATING]

@@ -6,6 +6,7 @@ costs a write no more and lets the journal be read without decoding.
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import apsw
@@ -51,7 +52,7 @@ class Write:
     def run(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE]
-            connection.execute(self._texts[len(part)], [value for row in part for value in row])
+            connection.execute(self._texts[len(part)], list(chain.from_iterable(part)))
 
 
 WRITE_EVENTS = Write("INSERT INTO events (event_key, at_ms, kind, epoch, step_id, data, digest) VALUES", 7)
@@ -91,6 +92,7 @@ STEP = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
     " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps WHERE run_key = ? AND step_id = ?"
 )
+STEP_IDS = "SELECT step_id FROM steps WHERE run_key = ? LIMIT ?"  # read from the key's index alone
 STEPS = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
     " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps"
