@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidefast.engine import engine as engine_room
 from tidefast.engine.clock import ManualClock, SystemClock
 from tidefast.engine.engine import Engine, InvariantViolation
 from tidefast.protocol.canonical import call_digest
@@ -39,6 +40,12 @@ class SlowStore(MemoryStore):
             raise StoreUnavailable("the disk is gone")
         self.commits.append(len(batch.events))
         super().commit(batch)
+
+
+@pytest.fixture(autouse=True)
+def _no_commit_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These stores block: a lone run's commits go through the thread too."""
+    monkeypatch.setattr(engine_room, "LONE_FLUSH_S", 0.0)
 
 
 def with_engine(test: Callable[[Engine, SlowStore], Awaitable[None]]) -> None:
@@ -280,3 +287,26 @@ def test_a_new_step_of_a_live_run_is_not_looked_for_in_the_store(monkeypatch: py
         assert not looked
 
     with_engine(test)
+
+
+def test_a_lone_run_on_a_quick_disk_commits_without_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_room, "LONE_FLUSH_S", 60.0)
+    threads: list[int] = []
+
+    class Watched(MemoryStore):
+        def commit(self, batch: Batch) -> None:
+            threads.append(threading.get_ident())
+            super().commit(batch)
+
+    async def run() -> None:
+        engine = Engine(Watched(), ManualClock(), "boot-1")
+        engine._flush_s = 0.0
+        engine.start()
+        await granted(engine)
+        together = [create("a"), create("b")]
+        await asyncio.gather(*(engine.submit(command) for command in together))
+        await engine.stop()
+
+    asyncio.run(run())
+    assert threads[:2] == [threading.get_ident()] * 2
+    assert threads[2] != threading.get_ident()

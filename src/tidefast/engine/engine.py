@@ -13,6 +13,7 @@ import asyncio
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
 STOP_SLICE_MS = 100  # how often a stopping engine looks again, should nobody tell it
 IDS_KEPT = 2_000  # of a run's steps in memory; for a longer run the store is asked whether a step is new
+LONE_FLUSH_S = 0.001  # a lone run's commit shorter than this is cheaper on the loop than two hand-overs between threads
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
@@ -76,6 +78,7 @@ class Engine:
         self._gathering: Gathering | None = None
         self._writing = False
         self._inline = inline
+        self._flush_s = LONE_FLUSH_S  # how long the last commit took; a slow disk is only ever met by the thread
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
         self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
@@ -303,16 +306,18 @@ class Engine:
             return
         gathering, self._gathering, self._writing = self._gathering, None, True
         gathering.batch.mark_ms = self.clock.now().wall_ms
-        if self._inline:
+        if self._inline or (len(gathering.entries) == 1 and self._flush_s < LONE_FLUSH_S):
             self._written(gathering, self._commit(gathering))
         else:
             self._queue.put(gathering)
 
     def _commit(self, gathering: Gathering) -> BaseException | None:
+        began = time.perf_counter()
         try:
             self.store.commit(gathering.batch)
         except BaseException as error:
             return error
+        self._flush_s = time.perf_counter() - began
         return None
 
     def _write(self) -> None:

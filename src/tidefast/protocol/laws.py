@@ -336,9 +336,7 @@ def doubt_as_failure(trace: Trace) -> Iterator[Violation]:
             why = "its answer was booked as a refusal, but the contract lists none such"
             yield at(trace, "doubt_as_failure", moment, why)
         gives_up = kind in ("step_rejected", "step_withdrawn") or text(moment.data, "state") == "pending"
-        is_harmless = (
-            step.state == "pending" or not step.is_mutating
-        )  # a reading that may have happened doubles nothing
+        is_harmless = step.state == "pending" or not step.is_mutating  # a reading doubles nothing
         doubts = () if is_harmless else step.open_attempts(number(moment.data, "attempt"))
         left = next((doubt for doubt in doubts if not _settles(trace, moment, step, sent, doubt)), None)
         if gives_up and left is not None:
