@@ -26,6 +26,10 @@ COMMANDS = {
     "thaw": ("deciding:thaw", "Let a frozen run go on."),
     "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
+    "scenarios": (
+        "stories:scenarios",
+        "Named orders of events that people argue about, their answers, and whether they hold.",
+    ),
     "sim": ("proving:sim", "Prove the two acceptance rules over injected interleavings."),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
