@@ -17,6 +17,7 @@ from tidefast.engine.clock import Clock
 from tidefast.protocol.contracts import Contract, Refusal, Request, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.services import http_sender
+from tidefast.services.departure import departing
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.tools import Outcome
 from tidefast.sim.history import Ledger
@@ -169,7 +170,7 @@ class ScriptedWire(HttpSender):
         key = request.headers.get(KEY_HEADER, "")
         if key and self._epoch_in_key:
             key = f"{key}-{epoch}"
-        leave = http_sender._departure.get().leave
+        leave = departing.get().leave
         serving = asyncio.ensure_future(self._provider.serve(contract.tool, (run, name), key, request.body, leave))
         answer = await asyncio.shield(serving)  # no timeout of ours recalls what is on the wire
         status, receipt = json.loads(answer)
