@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from tidefast.cli import show as out
 from tidefast.cli.desk import all_events, all_steps, must, reading
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Url, checked_id
+from tidefast.cli.place import store_path
 from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
 from tidefast.protocol.ids import RunId
 from tidefast.protocol.records import NOT_SETTLED
+from tidefast.stores.sqlite import SqliteStore
 from tidefast.wire.answers import spell, spell_all
 
 STATES = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
@@ -32,6 +35,8 @@ def runs(
     as_json: AsJson = False,
 ) -> int:
     """List runs in the order of their creation."""
+    if after is not None:
+        checked_id(after, "--after")
     found = asyncio.run(_runs(url, store, after, max(1, min(limit, 1_000)), state))
     if as_json:
         out.document(spell_all("runs", found))
@@ -87,7 +92,7 @@ def log(
     run: str,
     /,
     *,
-    after: Annotated[int, Parameter(help="Only events above this seq.")] = 0,
+    after: Annotated[int, Parameter(help="Only events above this seq.", validator=Number(gte=0))] = 0,
     url: Url = None,
     store: StoreName = DEFAULT_STORE,
     as_json: AsJson = False,
@@ -156,12 +161,20 @@ def tell_held(step: StepInfo, url: str | None, store: str) -> None:
         out.line(f"    {settle}", (f"   # {meaning}", "dim"))
 
 
+def owners_url(store: str) -> str | None:
+    """Where the process that owns a store's file can be asked; None if nobody owns it or it says nothing."""
+    owner = SqliteStore.owner(store_path(store))
+    return owner.url or None if owner is not None else None
+
+
 def command(*words: str, url: str | None, store: str) -> str:
     """A command line that can be pasted."""
+    if not url:
+        url = owners_url(store)
     if url:
         words = (*words, "--url", url)
-    elif store != DEFAULT_STORE:
-        words = (*words, "--store", store)
+    if store != DEFAULT_STORE:
+        words = (*words, "--store", store)  # beside a server's url: where its operator's key stands
     return shlex.join(("tidefast", *words))
 
 

@@ -3,6 +3,7 @@
 A command's file is imported when the command is used, so that `tidefast serve` loads what a server needs and no more.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ COMMANDS = {
     "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
     "preempt": ("deciding:preempt", "End a run's lease, so that another worker takes it."),
     "thaw": ("deciding:thaw", "Let a frozen run go on."),
+    "adopt": ("deciding:adopt", "Make a copied or restored store's file a store of its own."),
     "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
     "scenarios": (
@@ -60,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; Python would complain about it once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OTHER
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _say(CliError("output", f"the output can't be written: {error.strerror}", "name another place for it"))
     except CycloptsError as error:
         known = given[0] if given and given[0] in COMMANDS else ""
         todo = f"tidefast {known} --help".replace("  ", " ")

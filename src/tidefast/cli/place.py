@@ -22,14 +22,14 @@ def store_path(store: str) -> Path:
     return Path(file)
 
 
-def own(store: str, *, create: bool) -> SqliteStore:
+def own(store: str, *, create: bool, adopt: bool = False) -> SqliteStore:
     """The store's file, for this process alone. Raises `CliError` naming who has it, and `StoreError`."""
     path = store_path(store)
     owner = SqliteStore.owner(path) if path.parent.is_dir() else None
     if owner is not None:
         todo = f"ask its server: --url {owner.url}" if owner.url else "wait for its end, or end it"
         raise CliError("store_owned", f"{path} is owned by {owner}; nothing was changed", todo, ExitCode.UNREACHABLE)
-    return SqliteStore.open(path, create=create)
+    return SqliteStore.open(path, create=create, adopt=adopt)
 
 
 def system_clock(store: Store) -> SystemClock:

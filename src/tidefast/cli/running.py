@@ -22,8 +22,10 @@ from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, c
 from tidefast.cli.place import own, system_clock
 from tidefast.cli.serving import URL_DEFAULT, configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
+from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook
 from tidefast.sdk.app import App, load_app
+from tidefast.sdk.errors import Error
 from tidefast.wire.answers import spell
 
 
@@ -91,12 +93,17 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
     from tidefast.sdk.worker import Worker
 
     authority = LocalAuthority(parts.authority)
-    worker = Worker(authority, app, LoopHeartbeat(authority), max_runs=1, hook=hook)
+    # As long as leases get: nobody else can take a run of a store that this process owns, and agent code may block.
+    worker = Worker(authority, app, LoopHeartbeat(authority), lease_ms=LEASE_MAX_MS, max_runs=1, hook=hook)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     try:
-        await worker.finish(run_id)
+        await worker.finish(run_id, try_again=False)
+    except Error:
+        info = await parts.authority.run(run_id)
+        if not isinstance(info, RunInfo) or info.state not in ("frozen", "held"):
+            raise  # what is frozen or held is told with the command that lets it go on
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -16,6 +16,7 @@ JSON = None | bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"]
 
 INTEGER_MAX = 2**53 - 1  # RFC 7493 (I-JSON): the largest integer that every JSON reader keeps exact.
 DEPTH_MAX = 32
+BODY_BYTES_MAX = 1_048_576  # arguments, values, states and results; larger things belong where the run only names them
 
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False

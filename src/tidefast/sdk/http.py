@@ -25,6 +25,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.canonical import BODY_BYTES_MAX
 from tidefast.protocol.commands import ResolveVerdict
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
@@ -32,7 +33,6 @@ from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.wire import messages as m
 from tidefast.wire.answers import read, read_all
 from tidefast.wire.problem import UNREADABLE, from_json, from_record, to_refused
-from tidefast.wire.strict import BODY_BYTES_MAX
 from tidefast.wire.tokens import peek
 
 CONNECT_S = 5.0

@@ -30,7 +30,7 @@ from tidefast.sdk.authority import Authority
 from tidefast.sdk.errors import Error, Fail, Misuse, PassEnded, Preempted
 from tidefast.sdk.lease import Clock, HeldLease, LeaseTable, boot_s
 from tidefast.sdk.line import Backoff, Line
-from tidefast.sdk.run import Run
+from tidefast.sdk.run import Run, within_limit
 
 Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
@@ -99,7 +99,7 @@ class Pass:
                 f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
             )
         run = Run(self._grant, self.line, spec.on_drift, self._hook)
-        task = asyncio.ensure_future(spec.start(run, self._grant.input_json))
+        task = asyncio.ensure_future(_contained(spec.start(run, self._grant.input_json)))
         try:
             await self._supervise(task)
         finally:
@@ -197,6 +197,14 @@ def _tell(loop: asyncio.AbstractEventLoop, line: Line, lost: Preempted) -> None:
         return
 
 
+async def _contained(agent: Awaitable[Any]) -> Any:
+    """The agent, kept from ending the worker and its other runs: to leave the process is an error of this pass."""
+    try:
+        return await agent
+    except (SystemExit, KeyboardInterrupt) as left:
+        raise Misuse("the agent tried to end the process", f"{type(left).__name__}: {left}") from left
+
+
 def _raised(task: "asyncio.Future[Any]") -> BaseException | None:
     return asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
 
@@ -215,7 +223,7 @@ def _result_json(agent: str, result: Any) -> str:
         is_record = isinstance(result, msgspec.Struct) or (
             dataclasses.is_dataclass(result) and not isinstance(result, type)
         )
-        return canonical(msgspec.to_builtins(result) if is_record else result)
+        return within_limit(canonical(msgspec.to_builtins(result) if is_record else result))
     except (CanonicalError, TypeError) as error:
         raise Misuse(f"agent {agent} returned what can't be stored", f"not JSON: {error}") from error
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from tidefast.protocol.answers import JournalEntry, JournalPage, LeaseGrant, StepAnswer
-from tidefast.protocol.canonical import JSON, CanonicalError, call_digest, canonical
+from tidefast.protocol.canonical import BODY_BYTES_MAX, JSON, CanonicalError, call_digest, canonical
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.verdicts import Refused
@@ -23,6 +23,9 @@ from tidefast.sdk.errors import Error, Misuse, PassEnded, Rejected
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
 from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
 from tidefast.sdk.tools import PythonTool
+
+ENVELOPE_BYTES = 4_096  # what a call over HTTP has around a body
+BODY_CHARS_SURE = (BODY_BYTES_MAX - ENVELOPE_BYTES) // 4  # short enough whatever its characters are
 
 
 class Run:
@@ -243,7 +246,7 @@ class Run:
 
     def _json(self, step_id: str, part: str, value: Any) -> str:
         try:
-            return canonical(value)
+            return within_limit(canonical(value))
         except CanonicalError as error:
             raise _not_json(step_id, part, error) from error
 
@@ -257,6 +260,13 @@ class Run:
                 **more,
             }
             await self._hook(point, facts)
+
+
+def within_limit(text: str) -> str:
+    """The text, if a call can carry it. Raises `CanonicalError` if it is too long."""
+    if len(text) > BODY_CHARS_SURE and len(text.encode()) > BODY_BYTES_MAX - ENVELOPE_BYTES:
+        raise CanonicalError(f"it has {len(text.encode()):,} bytes, {BODY_BYTES_MAX - ENVELOPE_BYTES:,} can be stored")
+    return text
 
 
 def _not_json(step_id: str, part: str, error: CanonicalError) -> Misuse:

@@ -87,9 +87,10 @@ class Worker:
                 loop.remove_signal_handler(number)
         _log.info("worker_stopped", holder=self.holder)
 
-    async def finish(self, run_id: str) -> Outcome:
+    async def finish(self, run_id: str, *, try_again: bool = True) -> Outcome:
         """Drive one run until it is completed, failed, held or frozen, or until stopped: for embedding programs.
 
+        Without `try_again` a pass that an exception of the agent ended is the last one; the run can be driven again.
         Raises `Error` if the run can't be granted, `Unavailable` if nobody answers.
         """
         self._heartbeat.start(self.leases)
@@ -97,7 +98,8 @@ class Worker:
             for tries in range(FINISH_TRIES_MAX):
                 grant, asked_s = await self._grant(run_id)
                 outcome = await self._start(grant, asked_s)
-                if self._stopping.is_set() or outcome not in ("preempted", "error", "done"):
+                is_over = outcome not in ("preempted", "error", "done") or (outcome == "error" and not try_again)
+                if self._stopping.is_set() or is_over:
                     return outcome
                 await asyncio.sleep(self._backoff.delay_s(tries))
         finally:

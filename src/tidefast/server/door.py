@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidefast.protocol.canonical import BODY_BYTES_MAX
 from tidefast.wire.problem import MEDIA_TYPE, Problem, invalid, problem, too_large
-from tidefast.wire.strict import BODY_BYTES_MAX
 
 JSON_TYPE = "application/json"
 ALONE = (b"host", b"authorization", b"tidefast-lease", b"content-type", b"origin")

@@ -21,7 +21,7 @@ from tidefast.protocol.contracts import Contract, Request
 from tidefast.protocol.doubt import outcome_of
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import Epoch
-from tidefast.services.tools import Outcome
+from tidefast.services.tools import Outcome, fits_header
 
 if TYPE_CHECKING:
     import aiohttp
@@ -69,6 +69,8 @@ class HttpSender:
         headers = {**request.headers, EPOCH_HEADER: str(epoch), STEP_HEADER: step, "Accept-Encoding": "identity"}
         if contract.credential is not None:
             headers[contract.credential.header] = os.environ[contract.credential.env]
+        if not all(fits_header(value) for value in headers.values()):
+            raise ValueError("a header's value can't be sent")  # said before anything leaves: never sent
         if self._session is None:
             self._session = open_session()
         async with self._session.request(

@@ -85,6 +85,14 @@ class ToolBook:
             yield f"{where}.undo: expected the name of a tool that has a contract, found {contract.undo.tool!r}"
         if contract.credential is not None and not os.environ.get(contract.credential.env):
             yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
+        elif contract.credential is not None and not fits_header(os.environ[contract.credential.env]):
+            name = contract.credential.env
+            yield f"{where}.credential: expected {name} to be printable ASCII in one line, without spaces around it"
+
+
+def fits_header(value: str) -> bool:
+    """Whether a text can be a header's value as it is."""
+    return value.isascii() and value.isprintable() and value == value.strip()
 
 
 def _validator(contract: Contract, problems: list[str], source: str) -> "Draft202012Validator | None":

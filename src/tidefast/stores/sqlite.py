@@ -29,6 +29,7 @@ from tidefast.stores.base import (
     StoreCorrupt,
     StoredEvent,
     StoreError,
+    StoreRefused,
     StoreUnavailable,
     utf8_length,
 )
@@ -50,10 +51,12 @@ class SqliteStore:
         self._identity = self._read_identity()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, create: bool) -> "SqliteStore":
+    def open(cls, path: str | os.PathLike[str], *, create: bool, adopt: bool = False) -> "SqliteStore":
         """Own the file at `path`, and make it first if `create` is true and there is none.
 
-        Raises `StoreRefused` if it is missing, empty, foreign, newer or owned, and `StoreCorrupt` if it is damaged.
+        Raises `StoreRefused` if it is missing, empty, foreign, newer, owned, or a copy that was not adopted, and
+        `StoreCorrupt` if it is damaged. With `adopt` a copy becomes a store of its own: its incarnation is raised, so
+        that every token of the original is refused and every new epoch is above all that the original can have issued.
         """
         real = sqlite_file.real_path(path)
         is_missing = sqlite_file.refuse_unless_store(real, create=create)
@@ -64,10 +67,16 @@ class SqliteStore:
             # Looked at again under the lock: another process may have made it meanwhile.
             if sqlite_file.refuse_unless_store(real, create=create):
                 sqlite_file.make(real)
-            return cls._opened(real, lock)
+            store = cls._opened(real, lock)
         except BaseException:
             lock.release()
             raise
+        try:
+            store._settle_place(real.stat().st_ino, adopt)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def open_read_only(cls, path: str | os.PathLike[str]) -> "SqliteStore":
@@ -109,6 +118,27 @@ class SqliteStore:
         if not isinstance(namespace, bytes) or not isinstance(incarnation, int) or not isinstance(mark_ms, int):
             raise StoreCorrupt(f"{self.path} has lost its namespace, incarnation or mark; restore a backup.")
         return Identity(namespace, incarnation, mark_ms)
+
+    def _settle_place(self, inode: int, adopt: bool) -> None:
+        """Refuse a file that was copied or restored, or make it a store of its own."""
+        known = dict(self._all(rows.META)).get("inode")
+        if known == inode or self._writer is None:
+            return
+        if not adopt:
+            raise StoreRefused(
+                f"{self.path} is a copy: the file was copied or restored since it was made, and the original may still "
+                "be served, or may have promised more than this copy holds. If the original is gone for good and this "
+                "copy is whole, say so once: `tidefast adopt --store FILE`."
+            )
+        with self._writing:
+            try:
+                with self._writer:
+                    raised = "UPDATE meta SET value = value + 1 WHERE name = 'incarnation'"
+                    self._writer.execute(raised)
+                    self._writer.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('inode', ?)", (inode,))
+            except apsw.Error as error:
+                raise explain(error, str(self.path), "adopting") from error
+        self._identity = self._read_identity()
 
     # --- reads ------------------------------------------------------------------------------------------------------
 

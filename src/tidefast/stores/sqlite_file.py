@@ -152,12 +152,17 @@ def refuse_unless_store(path: Path, *, create: bool) -> bool:
             return True
         raise StoreRefused(
             f"no store at {path}, and none is made where one was expected. Check the path; "
-            "for a new and empty store, start with create."
+            "`tidefast serve` and `tidefast run` make a new one."
         ) from None
     except OSError as error:
         raise StoreUnavailable(f"{path} can't be looked at: {error}") from error
     if not path.is_file():
         raise StoreRefused(f"{path} is not a file; nothing was changed. Name a file.")
+    if found.st_nlink > 1:
+        raise StoreRefused(
+            f"{path} has {found.st_nlink} hard links. Each name would get a lock of its own, and two owners would lose "
+            "each other's writes: remove the other names."
+        )
     if found.st_size == 0:
         raise StoreRefused(
             f"{path} is empty: a store was expected and its content is gone. Restore a backup; "
@@ -211,7 +216,12 @@ def _fill(draft: Path) -> None:
         migrations.migrate(connection, 0, migrations.shipped())
         connection.executemany(
             "INSERT INTO meta (name, value) VALUES (?, ?)",
-            [("namespace", secrets.token_bytes(16)), ("incarnation", 0), ("mark_ms", 0)],
+            [
+                ("namespace", secrets.token_bytes(16)),
+                ("incarnation", 0),
+                ("mark_ms", 0),
+                ("inode", draft.stat().st_ino),  # kept by the rename into place, and by no copy
+            ],
         )
     finally:
         connection.close()

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from tidefast.protocol.canonical import INTEGER_MAX, JSON
+from tidefast.protocol.canonical import BODY_BYTES_MAX, INTEGER_MAX, JSON
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
 from tidefast.wire.problem import Problem, invalid, too_large
-from tidefast.wire.strict import BODY_BYTES_MAX, BadInput, canonical_text, read_object, type_name
+from tidefast.wire.strict import BadInput, canonical_text, read_object, type_name
 from tidefast.wire.tokens import is_holder
 
 WAIT_MAX_MS = 60_000

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from tidefast.protocol.canonical import DEPTH_MAX, JSON, CanonicalError, LoneSurrogate, canonical
 
-BODY_BYTES_MAX = 1024 * 1024
 MEMBERS_MAX = 10_000
 # Strings are passed over whole; possessive, and with the closing quote optional, so that no text costs two passes.
 _MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?+|[\[\]{}]', re.DOTALL)
