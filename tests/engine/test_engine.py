@@ -12,7 +12,17 @@ from tidefast.engine import engine as engine_room
 from tidefast.engine.clock import ManualClock, SystemClock
 from tidefast.engine.engine import Engine, InvariantViolation
 from tidefast.protocol.canonical import call_digest
-from tidefast.protocol.commands import Admit, CreateRun, Grant, Preempt, Renew, Settle
+from tidefast.protocol.commands import (
+    Admit,
+    Complete,
+    CreateRun,
+    Grant,
+    Preempt,
+    Release,
+    Renew,
+    SaveCheckpoint,
+    Settle,
+)
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import Right
@@ -310,3 +320,54 @@ def test_a_lone_run_on_a_quick_disk_commits_without_the_thread(monkeypatch: pyte
     asyncio.run(run())
     assert threads[:2] == [threading.get_ident()] * 2
     assert threads[2] != threading.get_ident()
+
+
+def test_a_view_that_is_durable_says_nothing_that_came_while_it_was_waited_for() -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        store.may_commit.clear()
+        first = asyncio.create_task(engine.submit(SaveCheckpoint(right, 1, "{}")))
+        await turns()
+        viewing = asyncio.create_task(engine.settled_view(right.run_id))
+        await turns()
+        second = asyncio.create_task(engine.submit(Complete(right, "null")))
+        await turns()
+        store.may_commit.set()
+        view = await viewing
+        assert view is not None
+        assert (view.checkpoint, view.end) == (1, "")
+        await asyncio.gather(first, second)
+
+    with_engine(test)
+
+
+def test_a_decision_that_can_not_be_applied_leaves_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        right = await granted(engine)
+        before = engine.head(right.run_id)
+        honest = engine_room.evolve
+
+        def fails_on_a_freeze(view: Any, event: Any, run_id: Any = None) -> Any:
+            if event.kind == "run_frozen":
+                raise KeyError("reason")
+            return honest(view, event, run_id)
+
+        monkeypatch.setattr(engine_room, "evolve", fails_on_a_freeze)
+        with pytest.raises(KeyError):
+            await engine.submit(Release(right, "drift"))
+        assert engine.head(right.run_id) == before
+
+    with_engine(test)
+
+
+def test_after_its_end_an_engine_answers_nobody() -> None:
+    async def run() -> None:
+        engine = Engine(MemoryStore(), ManualClock(), "boot-1")
+        engine.start()
+        await engine.stop()
+        with pytest.raises(StoreUnavailable):
+            await engine.submit(create("r"))
+
+    asyncio.run(run())

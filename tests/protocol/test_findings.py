@@ -6,9 +6,10 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from tests.protocol.driver import KEYED, KEYLESS, MAIL, READ, REFUND, TIMEOUT_MS, UNDO, Book, code, wrote
+from tests.protocol.driver import HERE, KEYED, KEYLESS, MAIL, PAY, READ, REFUND, TIMEOUT_MS, UNDO, Book, code, wrote
 
 from tidefast.protocol.canonical import CanonicalError, canonical
+from tidefast.protocol.commands import Admit
 from tidefast.protocol.contracts import Refusal, contract_digest, parse_contract, render_request
 from tidefast.protocol.ids import StepId
 
@@ -372,3 +373,26 @@ def test_a_refusal_that_settles_the_older_attempts_settles_them_when_tries_are_l
     book.admit(contract=retried)
     book.settle("unsent", attempt=3)
     assert book.step().state == "pending"
+
+
+def test_a_replay_is_as_short_as_the_timeout_that_its_window_was_judged_by() -> None:
+    book = Book()
+    book.granted()
+    book.admit(contract=KEYED)
+    book.settle("doubted")
+    longer = KEYED._replace(timeout_ms=3_600_000)
+    decision = book.admit(contract=longer)
+    assert decision.verdict.deadline_ms - book.ms <= KEYED.timeout_ms  # type: ignore[union-attr]
+    assert book.step().attempts[-1].deadline_ms == decision.verdict.deadline_ms  # type: ignore[union-attr]
+
+
+def test_arguments_that_fit_no_contract_are_refused_before_an_intent_also_when_restated() -> None:
+    book = Book()
+    book.granted()
+    command = Admit(book.right(), PAY, "charge", "{}", "d" * 64, KEYED, None, HERE, book.ms + 1, args_problem="no")
+    assert code(book.submit(command)) == "invalid"
+    book.admit(contract=KEYED)
+    book.settle("unsent")
+    book.granted()
+    again = Admit(book.right(), PAY, "charge", "[]", "e" * 64, KEYED, None, HERE, book.ms + 1, args_problem="no")
+    assert code(book.submit(again)) == "invalid"

@@ -52,7 +52,7 @@ def untouched(file: Path, refusal: type[Exception], match: str) -> None:
 
 def test_a_missing_file_is_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
     for each in (lambda p: SqliteStore.open(p, create=False), SqliteStore.open_read_only):
-        with pytest.raises(StoreRefused, match=r"no store at .*start with create"):
+        with pytest.raises(StoreRefused, match=r"no store at .*make a new one"):
             each(tmp_path / "sub" / "s.db")
     assert list(tmp_path.iterdir()) == []
 

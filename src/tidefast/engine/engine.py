@@ -32,7 +32,9 @@ from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
 STOP_SLICE_MS = 100  # how often a stopping engine looks again, should nobody tell it
 IDS_KEPT = 2_000  # of a run's steps in memory; for a longer run the store is asked whether a step is new
-LONE_FLUSH_S = 0.001  # a lone run's commit shorter than this is cheaper on the loop than two hand-overs between threads
+# A lone run's commit is cheaper on the loop than by two hand-overs between threads, if the last one was this quick. The
+# first slow one does block the loop for its length; those after it go to the thread until one there is quick again.
+LONE_FLUSH_S = 0.001
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
@@ -78,7 +80,7 @@ class Engine:
         self._gathering: Gathering | None = None
         self._writing = False
         self._inline = inline
-        self._flush_s = LONE_FLUSH_S  # how long the last commit took; a slow disk is only ever met by the thread
+        self._flush_s = LONE_FLUSH_S  # how long the last commit took; the first goes to the thread
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
         self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
@@ -97,17 +99,22 @@ class Engine:
         """Make what is gathered durable, then end the writer. The store stays open."""
         while self.failure is None and not self.is_idle:
             await self.wait_for_change(None, STOP_SLICE_MS)
+        self.failure = self.failure or StoreUnavailable("this engine was stopped")
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
     async def submit(self, command: Command) -> Verdict:
         """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is."""
-        entry, verdict = self._judge(command)
+        try:
+            entry, decision = self._judge(command)
+        except InvariantViolation as violation:
+            self._stop_for(violation)
+            raise
         gathering = None if entry is None else entry.gathering
-        if gathering is not None and not isinstance(verdict, Renewed):
+        if gathering is not None and decision.must_sync:
             await self._durable(gathering)
-        return verdict
+        return decision.verdict
 
     def _durable(self, gathering: Gathering) -> asyncio.Future[None]:
         """A future of this caller's own, so that cancelling one caller cancels no other."""
@@ -143,9 +150,16 @@ class Engine:
         entry = self._entry(run_id)
         if entry is None:
             return None
+        head = entry.head  # taken before the wait: what moves meanwhile isn't durable when the wait ends
         if entry.gathering is not None:
             await self._durable(entry.gathering)
-        return entry.head
+        return head
+
+    async def settled_step(self, run_id: RunId, step_id: StepId) -> Step | None:
+        """A step once everything it says is durable."""
+        step = self.step(run_id, step_id)
+        await self.settled_view(run_id)
+        return step
 
     async def fence(self, right: Right) -> Refused | None:
         """The refusal that this right would meet now, durable like any other; None if its epoch is live."""
@@ -181,7 +195,7 @@ class Engine:
             if not waiting:
                 self._waiters.pop(run_id, None)
 
-    def _judge(self, command: Command) -> tuple[RunEntry | None, Verdict]:
+    def _judge(self, command: Command) -> tuple[RunEntry | None, Decision]:
         """Decide a command and gather what it writes. Runs without a pause, so no other command comes between."""
         if self.failure is not None:
             raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
@@ -192,13 +206,13 @@ class Engine:
         view = self._view(entry, need.steps, need.open_steps, need.forgotten)
         decision = decide(view, command, self.clock.now())
         if entry is None:
-            return None, decision.verdict
+            return None, decision
         self._check_guards(entry, decision)
         if decision.events:
             self._gather(entry, view, decision, need.run_id)
         elif isinstance(decision.verdict, Renewed) and entry.head is not None:
             entry.head = entry.head._replace(expires_at_ms=decision.verdict.expires_at_ms)
-        return entry, decision.verdict
+        return entry, decision
 
     def _check_guards(self, entry: RunEntry, decision: Decision) -> None:
         version = 0 if entry.head is None else entry.head.version
@@ -256,20 +270,26 @@ class Engine:
         return tuple(step for step in stored if step not in entry.steps) + tuple(sorted(in_memory))
 
     def _gather(self, entry: RunEntry, view: View, decision: Decision, run_id: RunId) -> None:
+        """Put a decision's events into the batch: all of them, or none if one can't be applied."""
+        before, stored, head = view.steps, [], entry.head
+        for event in decision.events:
+            view = evolve(view, event, run_id)
+            head = view.run
+            if head is None:
+                raise InvariantViolation(f"the event {event.kind} left run {run_id} without a head")
+            stored.append(StoredEvent(entry.key, event, head.digest))
+        if head is None:
+            raise InvariantViolation(f"a decision about run {run_id} has no events to gather")
         gathering = self._gathering
         if gathering is None:
             gathering = self._gathering = Gathering()
             if not self._writing:
                 self._loop.call_soon(self._hand_over)
-        batch, before = gathering.batch, view.steps
-        for event in decision.events:
-            if event.kind == "lease_granted":
-                entry.ids = self._all_ids(entry)
-            view = evolve(view, event, run_id)
-            if view.run is None:
-                raise InvariantViolation(f"the event {event.kind} left run {run_id} without a head")
-            batch.events.append(StoredEvent(entry.key, event, view.run.digest))
-            entry.head = batch.heads[entry.key] = view.run
+        batch = gathering.batch
+        if any(event.kind == "lease_granted" for event in decision.events):
+            entry.ids = self._all_ids(entry)
+        batch.events += stored
+        entry.head = batch.heads[entry.key] = head
         for step_id, step in view.steps.items():
             if step is not before.get(step_id):
                 entry.steps[step_id] = step
@@ -302,7 +322,7 @@ class Engine:
 
     def _hand_over(self) -> None:
         """Give the gathered batch to the writer; everything that was ready in this turn of the loop is in it."""
-        if self._gathering is None or self._writing:
+        if self._gathering is None or self._writing or self.failure is not None:
             return
         gathering, self._gathering, self._writing = self._gathering, None, True
         gathering.batch.mark_ms = self.clock.now().wall_ms
@@ -358,10 +378,17 @@ class Engine:
             entry.steps = {name: step for name, step in entry.steps.items() if step.state not in FINISHED}
 
     def _fail(self, gathering: Gathering, failure: BaseException) -> None:
+        self._tell_unknown(gathering, failure)
+        self._stop_for(failure)
+
+    def _stop_for(self, failure: BaseException) -> None:
+        """Judge nothing more. What is gathered will never be written, and who waits for it hears that."""
         self.failure = failure
-        error = StoreUnavailable(f"the commit's outcome is unknown: {failure}")
-        for unfinished in (gathering, self._gathering):
-            for waiter in unfinished.waiting if unfinished is not None else ():
-                if not waiter.done():
-                    waiter.set_exception(error)
+        if self._gathering is not None:
+            self._tell_unknown(self._gathering, failure)
         self.on_failure(failure)
+
+    def _tell_unknown(self, gathering: Gathering, failure: BaseException) -> None:
+        for waiter in gathering.waiting:
+            if not waiter.done():
+                waiter.set_exception(StoreUnavailable(f"the commit's outcome is unknown: {failure}"))

@@ -97,6 +97,7 @@ class Admit:
     deadline_ms: int
     stored: bool = False
     contract_digest: str = ""  # of `contract`, if the caller has it at hand
+    args_problem: str = ""  # why today's contract can't take the arguments; the books' own answer goes before it
 
 
 @dataclass(frozen=True, slots=True)

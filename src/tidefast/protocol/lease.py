@@ -14,7 +14,7 @@ from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Th
 from tidefast.protocol.events import Event, Kind, object_json
 from tidefast.protocol.ids import Epoch, RunId, StepId, next_epoch
 from tidefast.protocol.records import Guard, Now, Right, RunHead, View
-from tidefast.protocol.verdicts import Code, Decision, Done, Granted, Refused, Renewed
+from tidefast.protocol.verdicts import Code, Decision, Done, Granted, Refused, Renewed, Verdict
 
 LEASE_MIN_MS = 1_000
 LEASE_MAX_MS = 600_000
@@ -54,9 +54,9 @@ def record(
     return event
 
 
-def accept(head: RunHead, verdict: object, *events: Event) -> Decision:
+def accept(head: RunHead, verdict: Verdict, *events: Event) -> Decision:
     """A decision that writes these events under the head's guard."""
-    return Decision(verdict, events, (Guard(head.run_id, head.version),))  # type: ignore[arg-type]
+    return Decision(verdict, events, (Guard(head.run_id, head.version),))
 
 
 def expiry_ms(head: RunHead, now: Now) -> int:

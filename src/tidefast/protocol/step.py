@@ -71,6 +71,8 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
         return refuse(head, "invalid", "derived_id", step=command.step_id)
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
+    if command.args_problem:
+        return refuse(head, "invalid", "args", tool=command.tool, step=command.step_id, problem=command.args_problem)
     if command.contract.effect in MUTATING:
         blocked = blocked_by(head, command.step_id, None, now)
         if blocked is not None:
@@ -179,8 +181,9 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
-    if command.contract.kind == "http" and command.request is None:
-        return refuse(head, "invalid", "args", tool=command.tool, step=step.step_id)
+    problem = command.args_problem if isinstance(command, Admit) else ""
+    if problem or (command.contract.kind == "http" and command.request is None):
+        return refuse(head, "invalid", "args", tool=command.tool, step=step.step_id, problem=problem)
     verdict, event = new_intent(head, command, command.contract, step.key, len(step.attempts) + 1, now)
     return accept(head, verdict, event)
 
@@ -190,17 +193,18 @@ def _send_again(
 ) -> Decision:
     """Attempt n+1 of a stored call: same key, stored request; only the attempt is new."""
     number = len(step.attempts) + 1
+    deadline_ms = min(command.deadline_ms, now.ms + stored.timeout_ms)  # the window was judged by the stored timeout
     older_over = all(now.ms >= attempt.deadline_ms for attempt in step.attempts if attempt.state != "unsent")
     data = object_json(
         attempt=str(number),
-        deadline_ms=str(command.deadline_ms),
+        deadline_ms=str(deadline_ms),
         intent_seq=str(step.intent_seq),
         older_over="true" if older_over else "false",
         owner=text_json(command.owner),
         wall_ms=str(now.wall_ms),
     )
     event = record(head, now, "step_fenced", data, step=step.step_id, epoch=command.right.epoch, after=len(before))
-    verdict = Send(number, step.key, stored, step.intent_seq, command.deadline_ms, is_replay=True)
+    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True)
     return accept(head, verdict, *before, event)
 
 

@@ -33,7 +33,7 @@ from tidefast.protocol.commands import (
     Thaw,
 )
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import Right
+from tidefast.protocol.records import Right, RunHead
 from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Settled, Verdict
 from tidefast.services.bodies import Bodies
 from tidefast.services.gateway import Gateway
@@ -84,10 +84,16 @@ class Authority:
     async def _claim_now(
         self, agents: Mapping[str, Sequence[str]], holder: str, lease_ms: int, max_runs: int, request_id: str
     ) -> list[LeaseGrant]:
+        told = [head.run_id for head in self.engine.live_runs() if _is_of(head, holder, request_id)]
+        if told:  # a repeat of a claim whose answer was lost: the same leases again
+            again = await asyncio.gather(
+                *(self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in told[:max_runs])
+            )
+            return [answer for answer in again if isinstance(answer, LeaseGrant)]
         now_ms = self.engine.clock.now().ms
         candidates = self.engine.store.claimable(agents, now_ms, max_runs * 2)
         free = [run for run in candidates if not self._is_taken(run)][:max_runs]
-        asked = (self.grant(run, holder, lease_ms, f"{request_id}.{run}"[:128]) for run in free)
+        asked = (self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in free)
         answers = await asyncio.gather(*asked)
         return [answer for answer in answers if isinstance(answer, LeaseGrant)]
 
@@ -238,6 +244,11 @@ class Authority:
 
     async def held(self) -> Sequence[StepInfo]:
         return await self.reads.held()
+
+
+def _is_of(head: RunHead, holder: str, request_id: str) -> bool:
+    """Whether this live lease was granted to this very claim."""
+    return bool(request_id) and head.holder == holder and head.request_id == f"{request_id}.{head.run_id}"
 
 
 def _done(verdict: Verdict) -> Done | Refused:

@@ -50,10 +50,14 @@ class FencedRequest(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
-def open_session() -> aiohttp.ClientSession:
-    """A session that reads no proxies, no netrc and no cookies, and whose requests ask their `Departure`."""
+def open_session(*, keeps_connections: bool) -> aiohttp.ClientSession:
+    """A session that reads no proxies, no netrc and no cookies, and whose requests ask their `Departure`.
+
+    A provider may close a kept connection in the moment it is used again, which is doubt; who can't replay gets a fresh
+    connection for each request.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, force_close=not keeps_connections),
         timeout=aiohttp.ClientTimeout(total=None),
         request_class=FencedRequest,
         trust_env=False,

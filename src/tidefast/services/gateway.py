@@ -24,13 +24,15 @@ from tidefast.protocol.commands import Admit, Compensate, Settle
 from tidefast.protocol.contracts import RenderError, Request, render_request, render_undo
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
 from tidefast.protocol.points import Hook, Point
-from tidefast.protocol.records import Right
+from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
+DRAIN_S = 60.0  # how long a stopping gateway waits for providers
+PATIENCE_MIN_MS = 500  # refusals and stored answers take a flush; a caller without patience still hears them
 WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
 
 Asked = Coroutine[Any, Any, StepAnswer | Refused | Wait]
@@ -69,24 +71,22 @@ class Gateway:
             tool = tool if stored is None else stored.tool
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
-        if problem and self._engine.step(right.run_id, step_id) is None:
-            refused = Refused("invalid", "args", {"tool": tool, "step": step_id, "problem": problem})
-            return await self._engine.fence(right) or refused
-        asking = partial(self._admit, right, step_id, tool, known, args_json, request)
+        asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
         return await self._until(right.run_id, wait_ms, asking)
 
     async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
-        await self._engine.settled_view(right.run_id)
-        asking = self._prepare_undo(right, step_id)
+        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id))
         if isinstance(asking, Refused):
             return await self._engine.fence(right) or asking
         return await self._until(right.run_id, wait_ms, asking)
 
-    async def drain(self) -> None:
-        """Wait until every call in flight is settled."""
-        while self._calls:
-            await asyncio.wait(self._calls)
+    async def drain(self, limit_s: float = DRAIN_S) -> None:
+        """Wait until every call in flight is settled, or the time is over: what is left then is doubt, by rule."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + limit_s
+        while self._calls and loop.time() < until:
+            await asyncio.wait(self._calls, timeout=until - loop.time())
 
     async def _until(self, run_id: RunId, wait_ms: int, ask: Asking) -> StepAnswer | Refused:
         """Ask until there is an answer, or until the caller's patience ends."""
@@ -110,7 +110,7 @@ class Gateway:
         task = loop.create_task(asked)
         self._calls.add(task)
         task.add_done_callback(partial(self._over, heard))
-        patience = loop.call_later(max(wait_ms, 0) / 1_000, _wake, heard)
+        patience = loop.call_later(max(wait_ms, PATIENCE_MIN_MS) / 1_000, _wake, heard)
         try:
             await heard
         finally:
@@ -131,6 +131,7 @@ class Gateway:
         known: Tool | None,
         args_json: str | None,
         request: Request | None,
+        problem: str,
         now_ms: int,
     ) -> StepAnswer | Refused | Wait:
         if self._hook is not None:
@@ -150,6 +151,7 @@ class Gateway:
             deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
             stored=args_json is None,
             contract_digest="" if known is None else known.digest,
+            args_problem=problem,
         )
         verdict = await self._engine.submit(command)
         return await self._follow(right, step_id, verdict, args_json, request)
@@ -240,9 +242,8 @@ class Gateway:
             return Outcome("unsent", reason="no_python_runner")
         return await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
 
-    def _prepare_undo(self, right: Right, step_id: StepId) -> Asking | Refused:
+    def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
         """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
-        target = self._engine.step(right.run_id, step_id)
         if target is None or not target.contract or not target.receipt_seq:
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
         undo = self._engine.contract(target.contract).undo

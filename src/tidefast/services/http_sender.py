@@ -36,11 +36,11 @@ class HttpSender:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether a doubt could be replayed
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def warm(self) -> None:
         """Import the HTTP client on another thread, so that the first attempt needn't."""
@@ -71,9 +71,10 @@ class HttpSender:
             headers[contract.credential.header] = os.environ[contract.credential.env]
         if not all(fits_header(value) for value in headers.values()):
             raise ValueError("a header's value can't be sent")  # said before anything leaves: never sent
-        if self._session is None:
-            self._session = open_session()
-        async with self._session.request(
+        session = self._sessions.get(contract.dedups)
+        if session is None:
+            session = self._sessions[contract.dedups] = open_session(keeps_connections=contract.dedups)
+        async with session.request(
             request.method,
             request.url,
             headers=headers,

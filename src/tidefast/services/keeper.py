@@ -30,30 +30,35 @@ class Keeper:
         """Book what a dead instance left on the wire as lost, then begin to sweep."""
         await self.mark_lost()
         self._task = asyncio.create_task(self._sweep_on())
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Without a sweep no lease would ever lapse again: a fault here stops the process like any broken invariant."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._engine.on_failure(failure)
+
     async def mark_lost(self) -> int:
         """Book attempts whose owner has ended as lost: doubt, not failure. Returns how many."""
-        count = 0
+        lost: list[MarkLost] = []
         for run_id in self._engine.store.fenced_runs():
             head = self._engine.head(run_id)
-            for step in head.open if head is not None else ():
-                if step.state == "fenced":
-                    await self._engine.submit(MarkLost(run_id, step.step_id))
-                    count += 1
-        return count
+            lost += [MarkLost(run_id, step.step_id) for step in (head.open if head else ()) if step.state == "fenced"]
+        await asyncio.gather(*map(self._engine.submit, lost))
+        return len(lost)
 
     async def sweep(self) -> int:
         """Lapse every lease that is past its time. Returns how many."""
         now = self._engine.clock.now()
         lapsed = [head.run_id for head in self._engine.live_runs() if is_lapsed(head, now)]
-        for run_id in lapsed:
-            await self._engine.submit(Lapse(run_id))
-            log.info("lease_lapsed", run=run_id)
+        await asyncio.gather(*(self._engine.submit(Lapse(run_id)) for run_id in lapsed))
+        if lapsed:
+            log.info("leases_lapsed", count=len(lapsed), runs=lapsed[:10])
         return len(lapsed)
 
     async def _sweep_on(self) -> None:

@@ -2,17 +2,20 @@
 
 A tool that raises `RefusedByTool` or `NotSentByTool` has answered definitely; any other exception is doubt, because
 nobody knows how far it came. An async tool is cancelled at its deadline. A sync tool runs on a thread, which can't be
-stopped: its attempt is booked as doubted at the deadline, and what it returns later is dropped.
+stopped: past the deadline others may take its attempt for lost, and what it returns in the end is settled all the same.
 """
 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidefast.engine.clock import Clock
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest, text_json
 from tidefast.services.tools import Outcome
+
+THREADS_MAX = 64  # sync tools at once; more of them wait for a thread, and say *not sent* if none came in time
 
 
 class RefusedByTool(Exception):
@@ -34,6 +37,7 @@ class LocalRunner:
         self._clock = clock
         self._functions = functions
         self._takes_key = takes_key
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "tidefast-tool")
         self._is_async = {name: inspect.iscoroutinefunction(function) for name, function in functions.items()}
 
     async def __call__(self, tool: str, args: Mapping[str, JSON], key: str, deadline_ms: int) -> Outcome:
@@ -45,11 +49,11 @@ class LocalRunner:
             return Outcome("unsent", reason="deadline")
         named = {**args, "key": key} if tool in self._takes_key else args
         try:
-            async with asyncio.timeout(remaining_ms / 1_000):
-                if self._is_async[tool]:
+            if self._is_async[tool]:
+                async with asyncio.timeout(remaining_ms / 1_000):
                     value = await function(**named)
-                else:
-                    value = await asyncio.to_thread(function, **named)
+            else:
+                value = await self._on_thread(function, named, deadline_ms)
             return Outcome("applied", python_receipt(value))
         except RefusedByTool as refusal:
             return Outcome("refused", python_receipt(refusal.body), "refused")
@@ -59,6 +63,16 @@ class LocalRunner:
             return Outcome("doubted", reason="deadline")
         except Exception as error:
             return Outcome("doubted", reason=type(error).__name__)
+
+    async def _on_thread(self, function: Callable[..., Any], args: Mapping[str, JSON], deadline_ms: int) -> Any:
+        """A sync tool's value, however late: a thread can't be stopped, and what it did is a fact to be told."""
+
+        def call() -> Any:
+            if self._clock.now().ms >= deadline_ms:
+                raise NotSentByTool("no thread was free before the deadline")
+            return function(**args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 def python_receipt(value: JSON) -> str:

@@ -57,8 +57,7 @@ class Reads:
         ]
 
     async def step(self, run_id: RunId, step_id: StepId) -> StepInfo | Refused:
-        await self._engine.settled_view(run_id)
-        step = self._engine.step(run_id, step_id)
+        step = await self._engine.settled_step(run_id, step_id)
         if step is None:
             return Refused("not_found", "step_unknown", {"run": run_id, "step": step_id})
         return self._step_info(run_id, step, with_bodies=True)
