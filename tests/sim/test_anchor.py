@@ -1,5 +1,6 @@
 """Anchors and exports: what they prove, whose word they are, and that a server may own the store meanwhile."""
 
+import hashlib
 import json
 import os
 import stat
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from tests.cli.processes import running, tidefast
 from tests.sim.books import Books
 from tests.sim.stories import STORIES, compensated, happy, held, lost_answer
@@ -300,3 +302,23 @@ def test_a_store_that_a_server_owns_is_read_and_left_alone(tmp_path: Path) -> No
         assert tidefast("start", "desk", "1", "--run-id", "three", "--url", url, cwd=tmp_path).returncode == 0
         assert tidefast("audit", "--anchor", "a", "--anchor-key", "key.pub", cwd=tmp_path).returncode == 0
         assert server.end() == 0
+
+
+def test_the_chain_and_the_seal_can_be_followed_with_sha256_alone(tmp_path: Path, key: Path) -> None:
+    """As docs/audit.md tells it to whoever has no Tidefast."""
+    export_run(full_store(), HAPPY, tmp_path / "e", read_key(key))
+    *lines, last = (tmp_path / "e").read_bytes().splitlines(keepends=True)
+    digest = "0" * 64
+    for line in (
+        line.decode().rstrip("\n") for line in lines if line.startswith(b'{"digest":') and b'"event":' in line
+    ):
+        text = line.split('"event":', 1)[1].removesuffix("}")
+        digest = hashlib.sha256((digest + text).encode()).hexdigest()
+        assert json.loads(line)["digest"] == digest
+    assert json.loads(lines[0])["digest"] == digest
+    sealed = hashlib.sha256(b"".join(lines))
+    told = json.loads(last)
+    assert told["sha256"] == sealed.hexdigest()
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["key"]))
+    signed = b"tidefast\0" + json.loads(lines[0])["format"].encode() + b"\0" + sealed.digest()
+    public.verify(bytes.fromhex(told["signature"]), signed)
