@@ -32,6 +32,7 @@ MAY_SEE = {
     "sim": BELOW_SERVER | {"sdk"},
     "cli": BELOW_SERVER | {"server", "sdk", "sim", "demo"},
     "demo": BELOW_SERVER | {"server", "sdk", "sim"},
+    "testing": BELOW_SERVER | {"sdk", "sim"},
 }
 IMPURE = {
     *(

@@ -282,7 +282,9 @@ def test_a_contract_that_cannot_be_read_is_left_out() -> None:
         (history,) = histories(bent)  # type: ignore[arg-type]
         assert history.contracts == {}
     wide = Bent(store, load_contract=lambda _: "[]")
-    assert audit(wide).is_ok  # type: ignore[arg-type]
+    report = audit(wide)  # type: ignore[arg-type]
+    assert set(report.counts) - {"altered_log"} == {law for law, count in report.counts.items() if not count}
+    assert all("its intent names was altered" in violation.why for violation in report.violations)
 
 
 def test_an_intent_that_cannot_be_read_stops_nothing() -> None:

@@ -27,6 +27,9 @@ COMMANDS = {
     "thaw": ("deciding:thaw", "Let a frozen run go on."),
     "adopt": ("deciding:adopt", "Make a copied or restored store's file a store of its own."),
     "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
+    "anchor": ("evidence:anchor", "Sign how long each log is and what its last digest was, to be kept elsewhere."),
+    "export": ("evidence:export", "Write one run's log with its contracts to a file that proves itself."),
+    "verify": ("evidence:verify", "Judge an exported run, with nothing but its file."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
     "scenarios": (
         "stories:scenarios",

@@ -23,12 +23,21 @@ def audit(
     ledger: Annotated[
         Path | None, Parameter(help="A provider's own record: a JSON list of {key, count} or {run, step, count}.")
     ] = None,
+    anchor: Annotated[
+        list[Path] | None,
+        Parameter(negative="", help="A signed anchor that was taken before; several narrow down where a log differs."),
+    ] = None,
+    anchor_key: Annotated[
+        str | None, Parameter(help="The public key that must have signed the anchors: its file, or SHA256:FINGERPRINT.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Judge every log of a store by the laws, without the rules that wrote it. The exit code is 0 only if all hold.
 
     The store may be in use. With --ledger, effects that never passed the gateway are named too; let it rest for that.
+    With --anchor, logs that were cut or rewritten since the anchor was taken are named, however well they were forged.
     """
+    from tidefast.cli.evidence import read_anchors, refusals, told_anchors
     from tidefast.sim import audit as auditor
     from tidefast.sim.history import LedgerError, read_ledger
     from tidefast.sim.report import from_audit, to_json, to_text
@@ -40,12 +49,16 @@ def audit(
             books = read_ledger(ledger.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, LedgerError) as error:
             raise CliError("config", f"--ledger {ledger}: {error}", "correct the file", ExitCode.CONFIG) from error
+    anchors = read_anchors(anchor or [], anchor_key)
     opened = SqliteStore.open_read_only(store_path(store))
     try:
-        report = from_audit(auditor.audit(opened, books))
+        with refusals("anchor_refused"):
+            report = from_audit(auditor.audit(opened, books, anchors=anchors))
     finally:
         opened.close()
-    _print(to_json(report) if as_json else to_text(report), as_json)
+    rows, more = told_anchors(anchors)
+    text = json.dumps({**json.loads(to_json(report)), **more}) if as_json else rows + to_text(report)
+    _print(text, as_json)
     return ExitCode.OK if report.is_ok else ExitCode.OTHER
 
 

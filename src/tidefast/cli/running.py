@@ -88,9 +88,9 @@ async def _run(
 
 async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) -> None:
     """Drive the run until it ends, is held or is frozen. A signal gives the lease back first."""
-    from tidefast.cli.embedded import LocalAuthority
     from tidefast.sdk.heartbeat import LoopHeartbeat
     from tidefast.sdk.worker import Worker
+    from tidefast.services.local import LocalAuthority
 
     authority = LocalAuthority(parts.authority)
     # As long as leases get: nobody else can take a run of a store that this process owns, and agent code may block.

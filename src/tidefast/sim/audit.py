@@ -5,17 +5,27 @@ projection that says something else is a breach of `altered_log`. Effects that a
 knows never passed the gateway: `unlogged_effect`. One run is held in memory at a time. The store may be in use: a run
 that moves while it is read is read again, and if it never rests its log alone is judged. A ledger is a picture of one
 moment: judge by it a store that is at rest.
+
+Contracts are part of the evidence: one that an intent names and the store has lost, or holds with other words, is a
+breach too. A store that was rewritten whole contradicts nothing but an anchor (`anchor.py`) that was taken before.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from tidefast.protocol.canonical import digest
+from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.laws import LAWS, Ack, Violation
 from tidefast.protocol.records import RunHead, Step
 from tidefast.protocol.trace import SETTLED, Facts, Trace, fold
 from tidefast.sim.history import Ledger, Reader
 from tidefast.stores.base import Store
+
+if TYPE_CHECKING:
+    from tidefast.sim.anchor import Anchor
 
 NAMED_MAX = 1_000  # violations that are kept with their sentences; all are counted
 TRIES = 5  # readings of a run that moves
@@ -34,6 +44,7 @@ class AuditReport:
     moving: int = 0  # runs whose projections could not be compared, because they never rested
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAWS, 0))
     violations: list[Violation] = field(default_factory=list)
+    first_bad: dict[RunId, int] = field(default_factory=dict)  # of each altered log: its first event that is not true
     has_ledger: bool = False
 
     @property
@@ -52,8 +63,12 @@ def audit(
     *,
     acks: Mapping[RunId, tuple[Ack, ...]] | None = None,
     now_ms: int = 0,
+    anchors: "Sequence[Anchor]" = (),
 ) -> AuditReport:
-    """Judge every run of a store. `now_ms` is the authority's clock, if events dated after it should be named."""
+    """Judge every run of a store. `now_ms` is the authority's clock, if events dated after it should be named.
+
+    Raises `EvidenceRefused` for an anchor that can't be trusted.
+    """
     report = AuditReport(has_ledger=ledger is not None)
     reader = Reader(store, ledger, acks)
     for run_id in reader.run_ids():
@@ -61,6 +76,14 @@ def audit(
     for run_id, step_id, name, count in reader.strays():
         why = f"the provider counts {count} for {name}, which never passed this gateway"
         report.add(Violation("unlogged_effect", run_id, step_id, 0, why))
+    if anchors:
+        from tidefast.sim.anchor import against_anchors  # only here: signatures take a while to import
+
+        for violation in against_anchors(store, anchors):
+            # A broken chain has named the event itself; an anchor knows only how far a log was true.
+            if violation.run_id not in report.first_bad:
+                report.first_bad[violation.run_id] = violation.seq
+                report.add(violation)
     return report
 
 
@@ -71,7 +94,7 @@ def _audit_run(store: Store, reader: Reader, run_id: RunId, now_ms: int, report:
         after = store.load_head(run_id)
         if reading is not None and after is not None and after[1].seq == reading.head.seq:
             trace = fold(reading.history)
-            _count(report, trace)
+            judge_log(report, trace, reading.history.events, store)
             for violation in (*_compare_head(trace, reading.head), *_compare_steps(trace, steps)):
                 report.add(violation)
             return
@@ -79,7 +102,57 @@ def _audit_run(store: Store, reader: Reader, run_id: RunId, now_ms: int, report:
     if reading is not None:
         # The log may be longer than the head that was read before it.
         history = reading.history._replace(head_seq=None, head_digest=None)
-        _count(report, fold(history))
+        judge_log(report, fold(history), history.events, store)
+
+
+def judge_log(report: AuditReport, trace: Trace, events: Sequence[Event], store: Store | None = None) -> None:
+    """Count a log and judge it by every law. Without a store its contracts are those of its history."""
+    _count(report, trace)
+    first = _first_bad(trace, events)
+    if first:
+        report.first_bad[trace.history.run_id] = first
+    for seq, step_id, why in _lost_contracts(trace, events, store):
+        report.add(Violation("altered_log", trace.history.run_id, step_id, seq, why))
+
+
+def _first_bad(trace: Trace, events: Sequence[Event]) -> int:
+    """The first event that is not the one that was written, as far as the log alone can tell; 0 if it can't."""
+    history = trace.history
+    if trace.moments and trace.moments[0].data.get("run") != history.run_id:
+        return 1  # another run's beginning, whose own chain may be whole
+    first = first_broken(zip(events, (*history.digests, *("",) * len(events)), strict=False))
+    is_cut = history.head_seq is not None and history.head_seq > len(events)
+    return first or (len(events) + 1 if is_cut else 0)
+
+
+def named_contracts(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
+    """The digest of each contract that an intent names, with the event."""
+    for event in events:
+        if event.kind != "step_fenced":
+            continue
+        try:
+            data: object = json.loads(event.data_json)
+        except (ValueError, RecursionError):
+            continue
+        name = data.get("contract") if isinstance(data, dict) else None
+        if isinstance(name, str) and name:
+            yield name, event
+
+
+def _lost_contracts(
+    trace: Trace, events: Sequence[Event], store: Store | None
+) -> Iterator[tuple[int, StepId | None, str]]:
+    """Intents whose contract is gone or says something else: each contract once, where it is named first."""
+    seen = set(trace.history.contracts)
+    for name, event in named_contracts(events):
+        if name in seen:
+            continue
+        seen.add(name)
+        text = None if store is None else store.load_contract(name)
+        if text is None:
+            yield event.seq, event.step_id, f"the contract {name} that its intent names is gone"
+        elif digest(text) != name:
+            yield event.seq, event.step_id, f"the contract {name} that its intent names was altered"
 
 
 def _steps(store: Store, run_key: int) -> Iterator[Step]:

@@ -1,8 +1,8 @@
 """An authority in this process, as the SDK wants to see one: the seam of `sdk.authority` over `services.authority`.
 
 A token is drawn at grant and stands for the right that came with it; there is no signature, because it never leaves the
-process. This lies on the path of every step of an embedded run, so each method is one look into a dict and one call. If
-the store fails the process ends (`wiring.die`), so nothing here ever says that the authority is unavailable.
+process. This lies on the path of every step of an embedded run, so each method is one look into a dict and one call.
+Nothing here ever says that the authority is unavailable: a program whose store fails ends.
 """
 
 import secrets
@@ -22,6 +22,10 @@ class LocalAuthority:
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
         self._rights: dict[str, Right] = {}
+
+    def follow(self, authority: Authority) -> None:
+        """Ask another authority from now on, started anew over the same store; rights stay what they were."""
+        self._authority = authority
 
     async def create_run(
         self, run_id: str | None, agent: str, agent_version: str, input_json: str
