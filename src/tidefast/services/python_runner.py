@@ -6,6 +6,7 @@ stopped: past the deadline others may take its attempt for lost, and what it ret
 """
 
 import asyncio
+import contextvars
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +73,8 @@ class LocalRunner:
                 raise NotSentByTool("no thread was free before the deadline")
             return function(**args)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        in_context = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context, call)
 
 
 def python_receipt(value: JSON) -> str:
