@@ -402,7 +402,7 @@ def test_arguments_that_fit_no_contract_are_refused_before_an_intent_also_when_r
 
 
 def test_a_run_whose_undo_was_preempted_completes_when_the_next_pass_has_asked_for_the_undo() -> None:
-    """A pass that starts from a checkpoint asks for the undo, not for the step; the run must not wait."""
+    """A pass that starts from a checkpoint asks for the undo, not for the step; the run must not wait for that."""
     book = Book()
     book.granted()
     book.committed()

@@ -1,8 +1,9 @@
 """The authority's clock.
 
 `now().ms` is a base plus the time since boot, which counts suspension and can't be stepped. The base, taken once at
-start, is the larger of the wall clock and the store's mark (the latest time that was committed, which is written once a
-second), so a wall clock that was set back can't bring old times again. Clocks decide when a lease lapses and when a provider's memory may be over; epochs decide writes.
+start, is the larger of the wall clock and the store's mark (the latest time that was committed, written once a second),
+so a wall clock that was set back can't bring old times again. Clocks decide when a lease lapses and when a provider's
+memory may be over; epochs decide writes.
 """
 
 from time import CLOCK_BOOTTIME, clock_gettime_ns, time_ns
