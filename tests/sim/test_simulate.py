@@ -174,6 +174,10 @@ def test_a_mutant_is_found_by_its_seed(
 # --- time, processes, reports, pictures ----------------------------------------------------------------
 
 
+async def passes(virtual_s: float) -> None:
+    await asyncio.sleep(virtual_s)
+
+
 def test_time_jumps_and_a_frozen_process_goes_on_where_it_stopped() -> None:
     async def main(loop: VirtualLoop) -> list[tuple[str, float]]:
         told: list[tuple[str, float]] = []
@@ -182,19 +186,19 @@ def test_time_jumps_and_a_frozen_process_goes_on_where_it_stopped() -> None:
         async def work() -> None:
             try:
                 for _ in range(3):
-                    await asyncio.sleep(3_600)
+                    await passes(3_600)
                     told.append(("step", loop.time()))
             finally:
                 told.append(("cleaned up", loop.time()))
 
         process.spawn(work())
-        await asyncio.sleep(5_000)
+        await passes(5_000)
         process.freeze()
-        await asyncio.sleep(20_000)
+        await passes(20_000)
         process.thaw()
-        await asyncio.sleep(1)
+        await passes(1)
         process.kill()
-        await asyncio.sleep(50_000)
+        await passes(50_000)
         return [(what, round(at)) for what, at in told]
 
     assert run_virtual(main) == [("step", 3_600), ("step", 25_000)]

@@ -62,10 +62,15 @@ class Campaign:
         return [name for name in SOMETIMES if not self.sometimes[name]]
 
     @property
+    def is_faulted(self) -> bool:
+        """Whether enough steps met a fault; a piece of a world is too small to ask."""
+        is_enough = FAULTED_SHARE * self.faulted_steps >= self.audit.mutating_steps
+        return is_enough or self.asked_hours < WORLD_HOURS
+
+    @property
     def is_ok(self) -> bool:
-        is_faulted = FAULTED_SHARE * self.faulted_steps >= self.audit.mutating_steps
         has_seen = not self.never or self.asked_hours < SOMETIMES_FROM_HOURS
-        return self.audit.is_ok and not self.rejected_unanswered and not self.needless and is_faulted and has_seen
+        return self.audit.is_ok and not self.rejected_unanswered and not self.needless and self.is_faulted and has_seen
 
     @property
     def report(self) -> Report:
@@ -209,7 +214,7 @@ def as_text(campaign: Campaign) -> str:
     text += f"hash of all logs  {campaign.log_hash}\n" + to_text(campaign.report)
     text += "".join(f"needless: {why}\n" for why in campaign.needless[:10])
     text += "".join(f"never happened: {name}\n" for name in campaign.never)
-    if FAULTED_SHARE * campaign.faulted_steps < campaign.audit.mutating_steps:
+    if not campaign.is_faulted:
         text += "NOT OK: fewer than a third of the mutating steps met a fault\n"
     if campaign.never and campaign.asked_hours >= SOMETIMES_FROM_HOURS:
         text += "NOT OK: the simulation has not been where it matters\n"
