@@ -35,16 +35,16 @@ print(" ".join(play_world(seed, 0.05).log_hash for seed in range(1, 21)))
 """
 
 
-def hashes(hash_seed: str) -> str:
+def begin_hashing(hash_seed: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", HASHES], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
+    return subprocess.Popen([sys.executable, "-c", HASHES], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def test_twenty_seeds_give_the_same_logs_under_any_hash_seed() -> None:
-    first = hashes("0")
+    begun = [begin_hashing("0"), begin_hashing("random")]
+    first, second = (each.communicate()[0] for each in begun)
     assert len(set(first.split())) == 20
-    assert first == hashes("random")
+    assert first == second
 
 
 def test_a_world_under_fire_breaks_no_law_and_holds_nothing_needlessly() -> None:
@@ -156,7 +156,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], int, str]] = [
     (key_with_epoch, 1, "double_apply"),
     (replay_without_a_key, 1, "double_apply"),
     (timeout_is_failure, 1, "doubt_as_failure"),
-    (checkpoint_over_doubt, 1, "stale_checkpoint"),
+    (checkpoint_over_doubt, 3, "stale_checkpoint"),
     (answered_before_the_flush, 1, "lost_fact"),
 ]
 

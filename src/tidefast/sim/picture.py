@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 LEFT, RIGHT, TOP, LANE, BAND = 150, 24, 58, 34, 22
-GAP_MIN, GAP_MAX = 17.0, 70.0
+GAP_MIN, GAP_MAX = 13.0, 40.0
 EVENTS_MAX = 400
 NAME_MAX = 20
 _UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -231,7 +231,7 @@ def _places(times: Sequence[int], events: int) -> dict[tuple[str, int], float]:
     found: dict[tuple[str, int], float] = {}
     x, before = 12.0, times[order[0]] if order else 0
     for place in order:
-        x += min(GAP_MIN + 6 * math.log1p(max(times[place] - before, 0) / 1_000), GAP_MAX)
+        x += min(GAP_MIN + 4 * math.log1p(max(times[place] - before, 0) / 1_000), GAP_MAX)
         before = times[place]
         found["event" if place < events else "fault", place if place < events else place - events] = x
     return found
@@ -279,7 +279,7 @@ def _data(event: Told) -> Mapping[str, Any]:
 def interesting(events: Sequence[Told]) -> int:
     """How much there is to see in a run: takeovers, late receipts, doubts, undos, holds, in a picture of fair size."""
     kinds = [event.kind for event in events]
-    if len(kinds) > 70:
+    if len(kinds) > 55:
         return 0
     worth = {"lease_preempted": 3, "lease_lapsed": 3, "step_applied": 6, "step_doubted": 3, "step_held": 4}
     worth |= {"step_compensated": 5, "checkpoint_saved": 1, "step_rejected": 2}
