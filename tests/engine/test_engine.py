@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidefast.engine import engine as engine_room
-from tidefast.engine.clock import ManualClock, SystemClock
+from tidefast.engine.clock import ManualClock, SystemClock, start_ms
 from tidefast.engine.engine import Engine, InvariantViolation
 from tidefast.protocol.canonical import call_digest
 from tidefast.protocol.commands import (
@@ -248,6 +248,20 @@ def test_the_authoritys_clock_never_starts_behind_the_stores_mark() -> None:
     assert now.ms >= ahead
     assert now.mark_ms == ahead
     assert now.wall_ms < ahead
+
+
+def test_a_wall_clock_set_back_does_not_let_the_next_life_of_an_authority_go_back_in_time() -> None:
+    """Found by the simulation: the mark followed the wall clock alone, so after a restart events were dated earlier."""
+
+    async def test(engine: Engine, store: SlowStore) -> None:
+        store.may_commit.set()
+        assert isinstance(engine.clock, ManualClock)
+        engine.clock.ms += 7_200_000
+        engine.clock.wall_ms += 3_600_000
+        await engine.submit(create("r"))
+        assert start_ms(engine.clock.wall_ms, store.identity().mark_ms) > engine.clock.ms
+
+    with_engine(test)
 
 
 def test_a_wait_ends_with_a_change_of_that_run() -> None:

@@ -396,3 +396,21 @@ def test_arguments_that_fit_no_contract_are_refused_before_an_intent_also_when_r
     book.granted()
     again = Admit(book.right(), PAY, "charge", "[]", "e" * 64, KEYED, None, HERE, book.ms + 1, args_problem="no")
     assert code(book.submit(again)) == "invalid"
+
+
+# --- found by the simulation
+
+
+def test_a_run_whose_undo_was_preempted_completes_when_the_next_pass_has_asked_for_the_undo() -> None:
+    """A pass that starts from a checkpoint asks for the undo, not for the step; the run must not wait for that."""
+    book = Book()
+    book.granted()
+    book.committed()
+    book.checkpoint()
+    book.granted()
+    book.compensate()
+    book.settle("applied", UNDO)
+    assert book.step().state == "compensated"
+    book.granted()
+    assert code(book.complete()) == "unsettled_effects"
+    assert code(book.complete(asked={UNDO})) == "Done"

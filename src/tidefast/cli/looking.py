@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from cyclopts.validators import Number
 
 from tidefast.cli import show as out
 from tidefast.cli.desk import all_events, all_steps, must, reading
+from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Url, checked_id
 from tidefast.cli.place import store_path
 from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
@@ -54,9 +56,19 @@ async def _runs(url: str | None, store: str, after: str | None, limit: int, stat
         return await desk.runs(after, limit, state)
 
 
-def show(run: str, /, *, url: Url = None, store: StoreName = DEFAULT_STORE, as_json: AsJson = False) -> int:
+def show(
+    run: str,
+    /,
+    *,
+    svg: Annotated[Path | None, Parameter(help="Draw the run's timeline into this file instead.")] = None,
+    url: Url = None,
+    store: StoreName = DEFAULT_STORE,
+    as_json: AsJson = False,
+) -> int:
     """One run: what it is now, its timeline, and each step with its attempts."""
     info, events, steps = asyncio.run(_show(url, store, checked_id(run, "RUN")))
+    if svg is not None:
+        return _draw(info.run_id, events, svg)
     if as_json:
         out.document({"run": spell(info), **spell_all("events", events), **spell_all("steps", steps)})
         return 0
@@ -75,6 +87,17 @@ def show(run: str, /, *, url: Url = None, store: StoreName = DEFAULT_STORE, as_j
     if info.frozen:
         out.line("")
         out.line(f"frozen: {info.frozen}; let it go on with: {command('thaw', info.run_id, url=url, store=store)}")
+    return 0
+
+
+def _draw(run: RunId, events: Sequence[EventInfo], path: Path) -> int:
+    from tidefast.sim.picture import draw
+
+    try:
+        path.write_text(draw(run, events) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError("config", f"--svg {path}: {error}", "name a writable file", ExitCode.CONFIG) from error
+    out.line(f"drew {len(events)} events of run {run} into {path}")
     return 0
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
         "stories:scenarios",
         "Named orders of events that people argue about, their answers, and whether they hold.",
     ),
-    "sim": ("proving:sim", "Prove the two acceptance rules over injected interleavings."),
+    "sim": ("proving:sim", "Play the product in virtual time under fire, by seed, and judge every log."),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 

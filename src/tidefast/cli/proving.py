@@ -15,6 +15,8 @@ from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName
 from tidefast.cli.place import store_path
 
 PROGRESS_EVERY = 20
+HOURS = 20.0
+HOURS_MAX = 1_000_000
 
 
 def audit(
@@ -65,25 +67,100 @@ def audit(
 def sim(
     *,
     acceptance: Annotated[bool, Parameter(negative="", help="The two acceptance rules.")] = False,
-    interleavings: Annotated[int, Parameter(help="How many interleavings.")] = 200,
-    seed: Annotated[int, Parameter(help="The same seed gives the same interleavings.")] = 1,
+    interleavings: Annotated[int, Parameter(help="With --acceptance: how many interleavings.")] = 200,
+    orders: Annotated[bool, Parameter(negative="", help="All 40,320 orders of eight events on one step.")] = False,
+    gate: Annotated[bool, Parameter(negative="", help="The campaign that the continuous integration runs.")] = False,
+    hours: Annotated[float | None, Parameter(help="How many hours under fire; two of them make one world.")] = None,
+    seed: Annotated[int, Parameter(help="The same seed gives the same histories.")] = 1,
+    processes: Annotated[int | None, Parameter(help="How many processes; one per core by default.")] = None,
+    report: Annotated[
+        Path | None, Parameter(help="Write the report, with pictures of runs, to this HTML file.")
+    ] = None,
+    log: Annotated[
+        bool, Parameter(negative="", help="Print the log of each run that broke a law (one world).")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Inject preemptions into runs of a real authority, in many orders, and let the auditor judge what came of it."""
-    if not acceptance:
-        raise CliError("usage", "nothing to simulate was named", "tidefast sim --acceptance", ExitCode.USAGE)
+    """Play real authority, workers and agents in virtual time under fire; the auditor judges what came of it."""
     if interleavings < 1:
         raise CliError("usage", f"--interleavings {interleavings}", "expected 1 or more", ExitCode.USAGE)
+    if hours is not None and not 0 < hours <= HOURS_MAX:
+        raise CliError("usage", f"--hours {hours:g}", f"expected more than 0, at most {HOURS_MAX:,}", ExitCode.USAGE)
+    if processes is not None and processes < 1:
+        raise CliError("usage", f"--processes {processes}", "expected 1 or more", ExitCode.USAGE)
+    if acceptance:
+        return _acceptance(interleavings, seed, as_json)
+    if orders:
+        return _orders(as_json)
+    from tidefast.sim.campaign import GATE_HOURS
+
+    return _campaign(seed, hours or (GATE_HOURS if gate else HOURS), processes, report, log, as_json)
+
+
+def _campaign(seed: int, hours: float, processes: int | None, report: Path | None, log: bool, as_json: bool) -> int:
+    from tidefast.sim import campaign as rig
+    from tidefast.sim.page import page
+
+    worlds = len(rig.worlds_of(seed, hours))
+    if log and worlds > 1:
+        raise CliError("usage", "--log prints one world", f"--hours {rig.WORLD_HOURS:g} or fewer", ExitCode.USAGE)
+
+    def on_world(done: rig.Campaign) -> None:
+        _progress(done.worlds, worlds, "worlds")
+
+    found = rig.run(seed, hours, processes, on_world)
+    world = None
+    if report is not None or (log and found.bad_seeds):
+        shown = found.bad_seeds[0] if found.bad_seeds else seed
+        world = rig.play(shown, min(hours, rig.WORLD_HOURS))[1]
+    if report is not None:
+        try:
+            report.write_text(page(found, world), encoding="utf-8")
+        except OSError as error:
+            raise CliError("config", f"--report {report}: {error}", "name a writable file", ExitCode.CONFIG) from error
+    _print(rig.as_json(found) if as_json else rig.as_text(found), as_json)
+    if log and world is not None and found.bad_seeds and not as_json:
+        for line in rig.broken_logs(world, found):
+            out.line(line)
+    return ExitCode.OK if found.is_ok else ExitCode.OTHER
+
+
+def _orders(as_json: bool) -> int:
+    from tidefast.sim import orders as rig
+    from tidefast.sim.report import to_json, to_text
+
+    found = rig.run(list(rig.all_orders()), rig.CHARGE, lambda done: _progress(done, rig.ALL, "orders"))
+    more = {
+        "orders": found.orders,
+        "preempted_steps": found.preempted,
+        "late_acks": found.late_acks,
+        "distinct_logs": len(found.distinct_logs),
+        "stuck": len(found.stuck),
+        "ok": found.is_ok,
+    }
+    if as_json:
+        _print(json.dumps({**json.loads(to_json(found.report)), **more}), as_json)
+    else:
+        rows = "".join(f"{name.replace('_', ' '):<40} {count:>20,}\n" for name, count in more.items() if name != "ok")
+        _print(rows + to_text(found.report), as_json)
+    return ExitCode.OK if found.is_ok else ExitCode.OTHER
+
+
+def _progress(done: int, of: int, what: str) -> None:
+    """One line on a terminal that is overwritten as the work goes on."""
+    if sys.stderr.isatty():
+        end = "\n" if done == of else ""
+        print(f"\r{done:,} of {of:,} {what}", end=end, file=sys.stderr, flush=True)
+
+
+def _acceptance(interleavings: int, seed: int, as_json: bool) -> int:
     from tidefast.sim import acceptance as campaign
     from tidefast.sim.report import to_json, to_text
     from tidefast.stores.memory import MemoryStore
 
-    is_watched = sys.stderr.isatty()
-
     def on_step(done: int) -> None:
-        if is_watched and (done % PROGRESS_EVERY == 0 or done == interleavings):
-            end = "\n" if done == interleavings else ""
-            print(f"\r{done:,} of {interleavings:,} interleavings", end=end, file=sys.stderr, flush=True)
+        if done % PROGRESS_EVERY == 0 or done == interleavings:
+            _progress(done, interleavings, "interleavings")
 
     found = asyncio.run(campaign.run(MemoryStore(), interleavings, seed, on_step))
     more = {

@@ -1,14 +1,16 @@
 """The authority's clock.
 
 `now().ms` is a base plus the time since boot, which counts suspension and can't be stepped. The base, taken once at
-start, is the larger of the wall clock and the store's mark, so a wall clock that was set back can't bring old times
-again. Clocks decide when a lease lapses and when a provider's memory may be over; epochs decide writes.
+start, is the larger of the wall clock and the store's mark (the latest time that was committed, written once a second),
+so a wall clock that was set back can't bring old times again. Clocks decide when a lease lapses and when a provider's
+memory may be over; epochs decide writes.
 """
 
 from time import CLOCK_BOOTTIME, clock_gettime_ns, time_ns
 from typing import Protocol
 
 from tidefast.protocol.records import Now
+from tidefast.stores.base import MARK_STEP_MS
 
 
 class Clock(Protocol):
@@ -23,7 +25,7 @@ class SystemClock:
 
     def __init__(self, mark_ms: int) -> None:
         boot_ms, wall_ms = _boot_ms(), _wall_ms()
-        self._base_ms = max(wall_ms, mark_ms) - boot_ms
+        self._base_ms = start_ms(wall_ms, mark_ms) - boot_ms
         self._mark_ms = mark_ms
         self._grace_from_ms = self._base_ms + boot_ms
 
@@ -37,6 +39,11 @@ class SystemClock:
     def wall_drift_ms(self) -> int:
         """How far the wall clock stands from the authority's clock; a step of it shows here and moves nothing."""
         return _wall_ms() - (self._base_ms + _boot_ms())
+
+
+def start_ms(wall_ms: int, mark_ms: int) -> int:
+    """Where an authority's clock starts: after everything that an earlier life of it can have committed."""
+    return max(wall_ms, mark_ms + MARK_STEP_MS)
 
 
 class ManualClock:

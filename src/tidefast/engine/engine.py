@@ -325,7 +325,8 @@ class Engine:
         if self._gathering is None or self._writing or self.failure is not None:
             return
         gathering, self._gathering, self._writing = self._gathering, None, True
-        gathering.batch.mark_ms = self.clock.now().wall_ms
+        now = self.clock.now()
+        gathering.batch.mark_ms = max(now.ms, now.wall_ms)  # of both, or a wall clock set back would hide what was said
         if self._inline or (len(gathering.entries) == 1 and self._flush_s < LONE_FLUSH_S):
             self._written(gathering, self._commit(gathering))
         else:

@@ -10,7 +10,7 @@ from tidefast.protocol.canonical import digest, text_json
 from tidefast.protocol.checkpoint import unsettled_effects
 from tidefast.protocol.commands import Complete, CreateRun, Fail
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import Epoch, RunId
+from tidefast.protocol.ids import Epoch, RunId, derived_id
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, Right, RunHead, View
 from tidefast.protocol.step import not_running
@@ -87,8 +87,9 @@ def complete(view: View, command: Complete, now: Now) -> Decision:
     unsettled = unsettled_effects(head)
     if unsettled:
         return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)
+    named = command.asked | command.dropped  # who asked for the undo of a step has asked for the step
     forgotten: list[str] = [
-        step for step in view.forgotten if step not in command.asked and step not in command.dropped
+        step for step in view.forgotten if step not in named and derived_id(step, "undo") not in command.asked
     ]
     if forgotten:
         return refuse(head, "unsettled_effects", "not_asked", steps=forgotten)

@@ -11,7 +11,7 @@ breach too. A store that was rewritten whole contradicts nothing but an anchor (
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,15 +64,17 @@ def audit(
     acks: Mapping[RunId, tuple[Ack, ...]] | None = None,
     now_ms: int = 0,
     anchors: "Sequence[Anchor]" = (),
+    on_trace: Callable[[Trace], None] | None = None,
 ) -> AuditReport:
     """Judge every run of a store. `now_ms` is the authority's clock, if events dated after it should be named.
 
-    Raises `EvidenceRefused` for an anchor that can't be trusted.
+    `on_trace` is given each run's folded log, for whoever wants to know more than the laws do. Raises `EvidenceRefused`
+    for an anchor that can't be trusted.
     """
     report = AuditReport(has_ledger=ledger is not None)
     reader = Reader(store, ledger, acks)
     for run_id in reader.run_ids():
-        _audit_run(store, reader, run_id, now_ms, report)
+        _audit_run(store, reader, run_id, now_ms, report, on_trace)
     for run_id, step_id, name, count in reader.strays():
         why = f"the provider counts {count} for {name}, which never passed this gateway"
         report.add(Violation("unlogged_effect", run_id, step_id, 0, why))
@@ -87,7 +89,14 @@ def audit(
     return report
 
 
-def _audit_run(store: Store, reader: Reader, run_id: RunId, now_ms: int, report: AuditReport) -> None:
+def _audit_run(
+    store: Store,
+    reader: Reader,
+    run_id: RunId,
+    now_ms: int,
+    report: AuditReport,
+    on_trace: Callable[[Trace], None] | None,
+) -> None:
     for _ in range(TRIES):
         reading = reader.read(run_id, now_ms)
         steps = {} if reading is None else {step.step_id: step for step in _steps(store, reading.run_key)}
@@ -95,6 +104,8 @@ def _audit_run(store: Store, reader: Reader, run_id: RunId, now_ms: int, report:
         if reading is not None and after is not None and after[1].seq == reading.head.seq:
             trace = fold(reading.history)
             judge_log(report, trace, reading.history.events, store)
+            if on_trace is not None:
+                on_trace(trace)
             for violation in (*_compare_head(trace, reading.head), *_compare_steps(trace, steps)):
                 report.add(violation)
             return

@@ -36,7 +36,7 @@ class StoreRefused(StoreError):
 
 
 class Identity(NamedTuple):
-    """What tells one store from another. `mark_ms` is the highest wall clock that was committed."""
+    """What tells one store from another. `mark_ms` is the latest time, of wall or authority, that was committed."""
 
     namespace: bytes  # 16 random bytes, drawn when the store was made
     incarnation: int
