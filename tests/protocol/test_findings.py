@@ -6,7 +6,20 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from tests.protocol.driver import HERE, KEYED, KEYLESS, MAIL, PAY, READ, REFUND, TIMEOUT_MS, UNDO, Book, code, wrote
+from tests.protocol.driver import (
+    HERE,
+    KEYED,
+    KEYLESS,
+    MAIL,
+    PAY,
+    READ,
+    REFUND,
+    TIMEOUT_MS,
+    UNDO,
+    Book,
+    code,
+    wrote,
+)
 
 from tidefast.protocol.canonical import CanonicalError, canonical
 from tidefast.protocol.commands import Admit
@@ -396,3 +409,26 @@ def test_arguments_that_fit_no_contract_are_refused_before_an_intent_also_when_r
     book.granted()
     again = Admit(book.right(), PAY, "charge", "[]", "e" * 64, KEYED, None, HERE, book.ms + 1, args_problem="no")
     assert code(book.submit(again)) == "invalid"
+
+
+# --- found by the exhaustive search
+
+
+def test_an_owner_that_speaks_after_it_was_given_up_is_not_silent_and_its_step_can_be_resolved() -> None:
+    book = Book()
+    book.granted()
+    book.admit(MAIL, KEYLESS)
+    book.ms += TIMEOUT_MS + 1
+    book.granted()
+    assert code(book.admit(MAIL, KEYLESS)) == "step_held"
+    assert code(book.resolve("not_applied", MAIL)) == "step_in_flight", "its owner has not spoken yet"
+    book.settle("doubted", MAIL)
+    assert (book.step(MAIL).state, book.step(MAIL).attempts[0].state) == ("held", "doubted")
+    assert not wrote(book.settle("doubted", MAIL))
+    assert code(book.resolve("not_applied", MAIL)) == "Settled"
+
+
+def test_an_older_owner_that_speaks_late_leaves_a_newer_attempt_in_flight() -> None:
+    book = two_attempts()
+    book.settle("doubted", attempt=1)
+    assert (book.step().state, [a.state for a in book.step().attempts]) == ("fenced", ["doubted", "out"])

@@ -339,7 +339,7 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_all_open(step, "refused"), "rejected", event.seq)
         case "step_doubted":
             outcome = "lost" if data.get("is_lost") is True else "doubted"
-            return _moved(_booked(step, place, outcome), "in_doubt", event.seq)
+            return _moved(_booked(step, place, outcome), text(data, "state") or "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
         case "step_resolved":
