@@ -6,7 +6,20 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from tests.protocol.driver import HERE, KEYED, KEYLESS, MAIL, PAY, READ, REFUND, TIMEOUT_MS, UNDO, Book, code, wrote
+from tests.protocol.driver import (
+    HERE,
+    KEYED,
+    KEYLESS,
+    MAIL,
+    PAY,
+    READ,
+    REFUND,
+    TIMEOUT_MS,
+    UNDO,
+    Book,
+    code,
+    wrote,
+)
 
 from tidefast.protocol.canonical import CanonicalError, canonical
 from tidefast.protocol.commands import Admit
@@ -414,3 +427,26 @@ def test_a_run_whose_undo_was_preempted_completes_when_the_next_pass_has_asked_f
     book.granted()
     assert code(book.complete()) == "unsettled_effects"
     assert code(book.complete(asked={UNDO})) == "Done"
+
+
+# --- found by the exhaustive search
+
+
+def test_an_owner_that_speaks_after_it_was_given_up_is_not_silent_and_its_step_can_be_resolved() -> None:
+    book = Book()
+    book.granted()
+    book.admit(MAIL, KEYLESS)
+    book.ms += TIMEOUT_MS + 1
+    book.granted()
+    assert code(book.admit(MAIL, KEYLESS)) == "step_held"
+    assert code(book.resolve("not_applied", MAIL)) == "step_in_flight", "its owner has not spoken yet"
+    book.settle("doubted", MAIL)
+    assert (book.step(MAIL).state, book.step(MAIL).attempts[0].state) == ("held", "doubted")
+    assert not wrote(book.settle("doubted", MAIL))
+    assert code(book.resolve("not_applied", MAIL)) == "Settled"
+
+
+def test_an_older_owner_that_speaks_late_leaves_a_newer_attempt_in_flight() -> None:
+    book = two_attempts()
+    book.settle("doubted", attempt=1)
+    assert (book.step().state, [a.state for a in book.step().attempts]) == ("fenced", ["doubted", "out"])

@@ -35,6 +35,7 @@ COMMANDS = {
         "stories:scenarios",
         "Named orders of events that people argue about, their answers, and whether they hold.",
     ),
+    "check": ("proving:check", "Search every interleaving of small runs over the real rules."),
     "sim": ("proving:sim", "Play the product in virtual time under fire, by seed, and judge every log."),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count

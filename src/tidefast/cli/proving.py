@@ -1,11 +1,11 @@
-"""Commands that prove: `audit` judges a store, `sim` judges the product, `demo` shows it under fire."""
+"""Commands that prove: `audit` judges a store, `sim` the product, `check` its rules, `demo` shows it under fire."""
 
 import asyncio
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -175,6 +175,56 @@ def _acceptance(interleavings: int, seed: int, as_json: bool) -> int:
         rows = "".join(f"{name.replace('_', ' '):<40} {count:>20,}\n" for name, count in more.items() if name != "ok")
         _print(rows + to_text(found.report), as_json)
     return ExitCode.OK if found.is_ok else ExitCode.OTHER
+
+
+def check(
+    *,
+    quick: Annotated[bool, Parameter(negative="", help="Small configurations: seconds instead of minutes.")] = False,
+    replay: Annotated[Path | None, Parameter(help="Play the moves of a scenario file against today's rules.")] = None,
+    write_scenario: Annotated[Path | None, Parameter(help="Keep the first counterexample in this file.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Search every order of everything that can happen to a small run, over the real rules, until nothing is new.
+
+    The exit code is 0 only if every law holds in every state, each frontier is closed, a run can end from each state,
+    and everything that the search is there for has happened. A counterexample is told move by move.
+    """
+    from tidefast.sim.check import campaign, configs
+    from tidefast.sim.check.trace import play, scenario
+
+    if replay is not None:
+        return _replay(replay)
+    chosen = configs.QUICK if quick else configs.GATE
+
+    def on_done(result: Any) -> None:
+        if sys.stderr.isatty():
+            print(campaign.row(result), file=sys.stderr, flush=True)
+
+    done = campaign.run(chosen, has_gate=not quick, on_done=on_done)
+    _print(campaign.campaign_json(done) if as_json else campaign.campaign_text(done), as_json)
+    broken = next(((r.config, r.findings[0]) for r in done.results if r.findings), None)
+    if broken is not None:
+        config, finding = broken
+        if write_scenario is not None:
+            write_scenario.write_text(scenario(config, finding), encoding="utf-8")
+        if not as_json:
+            keys = tuple(move.key for move in finding.moves)
+            _print(f"\nThe shortest way there, in {config.name}:\n" + "\n".join(play(config, keys).lines), as_json)
+    return ExitCode.OK if done.is_ok else ExitCode.OTHER
+
+
+def _replay(path: Path) -> int:
+    """Play a scenario file; the exit code is 0 if no law breaks any more."""
+    from tidefast.sim.check import configs
+    from tidefast.sim.check.trace import TraceError, play, read_scenario
+
+    try:
+        config, keys = read_scenario(path.read_text(encoding="utf-8"), configs.BY_NAME)
+        played = play(config, keys)
+    except (OSError, UnicodeDecodeError, TraceError) as error:
+        raise CliError("config", f"--replay {path}: {error}", "correct the file", ExitCode.CONFIG) from error
+    _print("\n".join((*played.lines, "no law is broken" if not played.law else f"broken: {played.law}")), False)
+    return ExitCode.OTHER if played.law else ExitCode.OK
 
 
 def demo(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:

@@ -178,7 +178,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
             )
         case "step_doubted":
             booked = _booked(step, data, "lost" if data.get("is_lost") else "doubted")
-            return booked._replace(state="in_doubt")
+            return booked._replace(state=data.get("state", "in_doubt"))
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
             return held._replace(state="held", reason=data["reason"])

@@ -351,9 +351,12 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
 
 
 def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
-    """A doubt, said by the owner itself. An unlisted answer is held at once, so that a person sees it today."""
+    """A doubt, said by the owner itself. An unlisted answer is held at once, so that a person sees it today.
+
+    Of an attempt that was given up as lost it moves nothing, but is kept: its owner is silent no longer.
+    """
     if attempt.state == "lost":
-        return accept(head, _standing(step))
+        return _settled(head, step, attempt, "step_doubted", command, now, step.state)
     doubted = _settled(head, step, attempt, "step_doubted", command, now, "in_doubt")
     if command.outcome == "doubted" or not step.is_mutating:
         return doubted

@@ -189,12 +189,21 @@ class Trace(NamedTuple):
         return "dead" if epoch in self.granted and self.granted[epoch] < moment.event.seq else "forged"
 
 
-def fold(history: History) -> Trace:
-    """Read a log from its first event to its last."""
-    run = RunFacts()
-    steps: dict[StepId, Facts] = {}
-    still_open: Mapping[StepId, Facts] = {}
-    granted: dict[Epoch, int] = {}
+class Start(NamedTuple):
+    """What a log had come to before the first event that is read."""
+
+    run: RunFacts = RunFacts()
+    steps: Mapping[StepId, Facts] = {}
+    open: Mapping[StepId, Facts] = {}
+    granted: Mapping[Epoch, int] = {}
+
+
+def fold(history: History, start: Start = Start()) -> Trace:  # noqa: B008 - immutable
+    """Read a log from its first event, or from where a start says it had come to, to its last."""
+    run = start.run
+    steps: dict[StepId, Facts] = dict(start.steps)
+    still_open: Mapping[StepId, Facts] = start.open
+    granted: dict[Epoch, int] = dict(start.granted)
     moments: list[Moment] = []
     by_kind: dict[str, list[Moment]] = {}
     for place, event in enumerate(history.events):
@@ -339,7 +348,7 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_all_open(step, "refused"), "rejected", event.seq)
         case "step_doubted":
             outcome = "lost" if data.get("is_lost") is True else "doubted"
-            return _moved(_booked(step, place, outcome), "in_doubt", event.seq)
+            return _moved(_booked(step, place, outcome), text(data, "state") or "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
         case "step_resolved":

@@ -1,0 +1,88 @@
+"""The small worlds that are searched to the end: which steps, how many workers, how many faults.
+
+Faults are budgeted, resources are not: grants, attempts, takeovers, verdicts and messages are free, so that nothing is
+cut off by a limit and every state without a way forward is a real one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tidefast.protocol.contracts import Contract, Refusal, Undo
+
+TIMEOUT_MS = 30_000
+MARGIN_MS = 300_000
+TTL_MS = 3_600_000
+
+KEYED = Contract(
+    tool="charge",
+    kind="http",
+    url="http://provider/charges",
+    key="header:Idempotency-Key",
+    key_ttl_ms=TTL_MS,
+    margin_ms=MARGIN_MS,
+    timeout_ms=TIMEOUT_MS,
+    refusals=(Refusal(402),),
+)
+KEYLESS = KEYED._replace(tool="send", url="http://provider/mails", key="none", key_ttl_ms=0)
+REFUND = KEYED._replace(tool="refund", url="http://provider/refunds")
+READ = KEYLESS._replace(tool="look", url="http://provider/balance", effect="none")
+UNDOABLE = Undo("refund", {"charge": "{receipt.body.id}"})
+
+
+class Tool(NamedTuple):
+    """One step of the run and what may be done about it."""
+
+    name: str
+    contract: Contract
+    undo: Contract | None = None
+
+
+class Config(NamedTuple):
+    """One small world. `workers` is how many epochs are told apart: the newest, and the older ones by age."""
+
+    name: str
+    steps: tuple[Tool, ...]
+    faults: int
+    workers: int = 2
+    declines: bool = True  # the provider may refuse
+    unlisted: bool = False  # it may answer with a status that no contract lists
+    doubles: bool = False  # the network may deliver a request twice
+    days: bool = False  # a day may pass: keys are forgotten
+    changes: bool = False  # contract or account changed, wall clock set back
+    words: bool = False  # callers with other arguments, or asking for the stored call
+    checkpoints: int = 0
+    local: bool = False  # a local step is journaled
+    restarts: bool = False  # the authority restarts, which gives every lease its time again
+    exiles: bool = True  # an instance is given up for dead and lives on
+    slow_looks: bool = True  # an operator looks, and speaks later
+    by_hand: bool = False  # an operator undoes an effect at the provider
+    fails: bool = True
+    counts_grants: bool = False  # grants without progress are counted (from seven on)
+
+
+def keyed(name: str, **other: Any) -> Tool:
+    return Tool(name, KEYED._replace(**other))
+
+
+def keyless(name: str, **other: Any) -> Tool:
+    return Tool(name, KEYLESS._replace(**other))
+
+
+def undoable(name: str, contract: Contract = KEYED, undo: Contract = REFUND) -> Tool:
+    return Tool(name, contract._replace(undo=UNDOABLE), undo)
+
+
+LEAN: Mapping[str, Any] = {"exiles": False, "slow_looks": False, "fails": False}
+
+QUICK: tuple[Config, ...] = (
+    Config("quick: keyed + undo", (undoable("pay"),), 1, **LEAN),
+    Config("quick: keyed", (keyed("pay"),), 1, doubles=True, days=True, exiles=False),
+    Config("quick: keyless", (keyless("mail"),), 1, unlisted=True, by_hand=True, exiles=False, fails=False),
+    Config("quick: keyed, keyless", (keyed("pay"), keyless("mail")), 0, **LEAN),
+    Config("quick: checkpoints", (keyed("pay"),), 0, checkpoints=2, local=True, **LEAN),
+    Config("quick: words", (keyed("pay"),), 1, words=True, changes=True, **LEAN),
+    Config("quick: restarts", (keyed("pay", retries=1),), 1, restarts=True, slow_looks=False, fails=False),
+    Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
+)
+GATE: tuple[Config, ...] = QUICK
+BY_NAME = {config.name: config for config in (*QUICK, *GATE)}
