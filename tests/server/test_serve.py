@@ -22,6 +22,7 @@ from tidefast.sdk.http import HttpAuthority, RequestRefused
 from tidefast.server import serve as serving
 from tidefast.server.limits import LimitedProtocol
 from tidefast.server.serve import ServeRefused, listen, serve
+from tidefast.wire.problem import Problem, problem
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLY = "/v1/runs/r1/steps/s1"
@@ -220,18 +221,26 @@ def test_no_answer_is_unavailable() -> None:
     asyncio.run(main())
 
 
+def of_ours(status: int, told: Problem) -> bytes:
+    body = told.to_json()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         b"",
         b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>",
+        of_ours(408, problem("unsupported", "request_late")),
+        of_ours(429, problem("unsupported", "too_many")),
+        of_ours(503, problem("overloaded", "queue")),
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}",
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
         b"nonsense\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_none_of_ours_is_unavailable(answer: bytes) -> None:
+def test_an_answer_that_decides_nothing_is_unavailable(answer: bytes) -> None:
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -243,7 +252,9 @@ def test_an_answer_that_is_none_of_ours_is_unavailable(answer: bytes) -> None:
         port = listener.sockets[0].getsockname()[1]
         async with listener, client(f"http://127.0.0.1:{port}") as http:
             with pytest.raises(AuthorityUnavailable):
-                await http.run("r1")
+                await http.apply(TOKEN, "s", "t", "{}", 0)
+            with pytest.raises(AuthorityUnavailable):
+                await http.renew([TOKEN])
 
     asyncio.run(main())
 
