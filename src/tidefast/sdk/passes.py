@@ -98,7 +98,7 @@ class Pass:
             raise Misuse(
                 f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
             )
-        run = Run(self._grant, self.line, spec.on_drift, self._hook)
+        run = Run(self._grant, self.line, spec.on_drift, self._hook, self._app.tools)
         task = asyncio.ensure_future(_contained(spec.start(run, self._grant.input_json)))
         try:
             await self._supervise(task)
