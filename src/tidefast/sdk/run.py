@@ -114,18 +114,22 @@ class Run:
         """Run a local function once and journal its value, which must be JSON. Durable when it returns.
 
         A later pass is answered with the journaled value. If the process dies before that, the function runs again, so
-        it must cause no effect of its own. What it raises goes through, and nothing is journaled.
+        it must cause no effect of its own. What it raises goes through: nothing is journaled, and the id is free again.
         """
         entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
         if entry is not None:
             if entry.kind != "local":
                 self._drift(step_id, "a local step", f"the journal holds a call of a tool ({entry.kind})")
             return value_of(entry)
-        with self._line.translated():
-            value = function(*args)
-            if inspect.isawaitable(value):
-                value = await value
-        value_json = self._json(step_id, f"the value of {getattr(function, '__name__', 'the function')}", value)
+        try:
+            with self._line.translated():
+                value = function(*args)
+                if inspect.isawaitable(value):
+                    value = await value
+            value_json = self._json(step_id, f"the value of {getattr(function, '__name__', 'the function')}", value)
+        except BaseException:
+            self._asked.discard(step_id)
+            raise
         with self._line.guard():
             answer = await self._line.ask(lambda: self._authority.save_result(self._token, step_id, value_json))
         return self._receipt(step_id, answer)
