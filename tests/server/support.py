@@ -119,7 +119,10 @@ async def ask(
     said: list[dict[str, Any]] = []
 
     async def from_client() -> dict[str, Any]:
-        return next(messages)
+        for message in messages:
+            return message
+        await asyncio.get_running_loop().create_future()  # connected, and waiting for the answer
+        raise AssertionError
 
     async def to_client(message: dict[str, Any]) -> None:
         said.append(message)

@@ -392,6 +392,36 @@ def test_a_waiting_claim_ends_when_the_server_does() -> None:
     asyncio.run(main())
 
 
+def test_a_caller_that_hangs_up_while_it_waits_is_granted_nothing() -> None:
+    async def main() -> None:
+        async with real_authority(Desk()) as (authority, engine), server(authority) as url, client(url) as http:
+            began, ended, waiting = asyncio.Event(), asyncio.Event(), authority.claim
+
+            async def claim(*args: Any) -> Any:
+                began.set()
+                try:
+                    return await waiting(*args)
+                finally:
+                    ended.set()
+
+            authority.claim = claim  # type: ignore[method-assign]
+            body = json.dumps({"agents": {"a": ["1"]}, "holder": "dead", "wait_ms": 30_000}).encode()
+            headers = (b"Content-Type: application/json", b"Content-Length: %d" % len(body))
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(request(b"POST", b"/v1/claims", *headers, body=body))
+            await began.wait()
+            writer.close()
+            await asyncio.wait_for(ended.wait(), 5)
+            await http.create_run("r1", "a", "1", "null")
+            await asyncio.sleep(0.05)
+            head = engine.head("r1")  # type: ignore[arg-type]
+            assert head is not None and not head.is_live and head.epoch == 0
+            (grant,) = await http.claim({"a": ["1"]}, "w2", 15_000, 1, 1_000, "q")
+            assert grant.holder == "w2"
+
+    asyncio.run(main())
+
+
 PROCESS = """
 import sys
 from tests.server.support import STEP, Spy, app_of

@@ -5,7 +5,8 @@ After the door (`door.py`): the method; the operator's key; the lease token (non
 first answer decides what it does next. Release, complete and fail may be repeated after they ended the epoch, so a
 refusal of the fence is kept back there until the body is known to be whole, and the rules answer.
 
-A caller that hangs up changes nothing: no call of the authority is ever cancelled from here.
+A caller that hangs up changes nothing of what it asked for, with one exception: a claim that waits stops waiting, so
+that no run is granted to a caller that is gone. No other call of the authority is ever cancelled from here.
 """
 
 import asyncio
@@ -41,7 +42,9 @@ class Verb:
     message: type[m.Message]
     ask: Callable[[Call], Awaitable[Outcome]]
     may_repeat: bool = False
-    may_wait: bool = False  # a wait that is given up when the server stops; nothing is lost by that
+    may_wait: bool = (
+        False  # a wait that is given up when the server stops or its caller is gone; nothing is lost by that
+    )
 
 
 RUN = "/v1/runs/{run}"
@@ -141,7 +144,7 @@ class Address:
         if isinstance(message, Problem):
             return stale or message
         call.message = message
-        return await self._wait(verb.ask(call)) if verb.may_wait else await verb.ask(call)
+        return await self._wait(verb.ask(call), receive) if verb.may_wait else await verb.ask(call)
 
     def _operator(self, scope: Scope) -> Problem | None:
         sent = header(scope, b"authorization")
@@ -158,20 +161,31 @@ class Address:
             return problem("bad_token", "bad_token")
         return right if right.run_id == call.run else problem("bad_token", "other_run")
 
-    async def _wait(self, asking: Awaitable[Outcome]) -> Outcome:
-        """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat."""
-        stopping = self._server.stopping
+    async def _wait(self, asking: Awaitable[Outcome], receive: Receive) -> Outcome:
+        """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat.
+
+        Raises `CallerGone` when the caller hangs up while it waits.
+        """
         asked = asyncio.ensure_future(asking)
-        stopped = asyncio.ensure_future(stopping.wait())
+        stopped = asyncio.ensure_future(self._server.stopping.wait())
+        gone = asyncio.ensure_future(_hung_up(receive))
         try:
-            await asyncio.wait((asked, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((asked, stopped, gone), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 return asked.result()
+            if gone.done():
+                gone.result()
+                raise CallerGone
             return problem("store_unavailable", "stopping")
         finally:
-            stopped.cancel()
-            if not asked.done():
-                asked.cancel()
+            for waiting in (stopped, gone, asked):
+                waiting.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    """Returns when the caller has closed its connection. Only to be asked once the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _bad_name(call: Call) -> Problem | None:
