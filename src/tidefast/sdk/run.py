@@ -152,6 +152,10 @@ class Run:
                 state_json = self._json(f"checkpoint {number}", "its state", state)
                 await self._save(number, state_json)
 
+    def same_state(self) -> tuple[int, str]:
+        """A checkpoint after the newest one that changes no state."""
+        return self._stored + 1, self._state_json
+
     async def _save(self, number: int, state_json: str) -> None:
         await self._reach("sdk.before_checkpoint", "", number=number)
         answered = len(self.answered)
