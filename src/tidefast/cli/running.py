@@ -48,7 +48,7 @@ def run(
     """
     name = checked_id(run_id or f"r-{secrets.token_hex(8)}", "--run-id")
     input_json = json_text(input, "INPUT")
-    configure_log("info" if verbose else "error")
+    configure_log("info" if verbose else "warning")  # a long wait is told in any case
     if as_json:
         out.keep_stdout()
     loaded = load_app(app)

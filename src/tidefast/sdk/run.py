@@ -104,7 +104,9 @@ class Run:
             self._effects_out += 1
             self._no_effects.clear()
             try:
-                answer = await self._line.ask(lambda: self._authority.compensate(self._token, step_id, WAIT_MS))
+                answer = await self._line.ask(
+                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS), undo_id
+                )
             finally:
                 self._effect_back()
             await self._reach("sdk.after_apply", undo_id)
@@ -131,7 +133,9 @@ class Run:
             self._asked.discard(step_id)
             raise
         with self._line.guard():
-            answer = await self._line.ask(lambda: self._authority.save_result(self._token, step_id, value_json))
+            answer = await self._line.ask(
+                lambda: self._authority.save_result(self._token, step_id, value_json), step_id
+            )
         return self._receipt(step_id, answer)
 
     async def checkpoint(self, state: JSON) -> None:
@@ -216,11 +220,11 @@ class Run:
         self._no_effects.clear()
         try:
             line, authority, token = self._line, self._authority, self._token
-            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS))
+            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS), step_id)
             if not isinstance(answer, Refused) or answer.code != "step_conflict":
                 return answer
             if self._on_drift == "stored" and answer.reason != "other_kind":
-                return await line.ask(lambda: authority.apply(token, step_id, tool, None, WAIT_MS))
+                return await line.ask(lambda: authority.apply(token, step_id, tool, None, WAIT_MS), step_id)
         finally:
             self._effect_back()
         asked = f"{tool} with call digest {call_digest(tool, args_json)}"
