@@ -156,7 +156,7 @@ async def real_authority(desk: Desk) -> AsyncIterator[tuple[Authority, Engine]]:
     clock = ManualClock()
     engine = Engine(MemoryStore(), clock)
     engine.start()
-    undo = Undo("refund", {"charge": "$receipt.body.id"})
+    undo = Undo("refund", {"charge": "{receipt.body.id}"})
     common: dict[str, Any] = {"kind": "python", "key": PYTHON_KEY, "key_ttl_ms": 86_400_000, "timeout_ms": 5_000}
     tools = ToolBook([Contract("charge", undo=undo, **common), Contract("refund", **common)])
     runner = LocalRunner(clock, {"charge": desk.charge, "refund": desk.refund}, frozenset(("charge", "refund")))

@@ -114,6 +114,9 @@ def test_a_run_from_its_creation_to_its_end_over_http() -> None:
             assert isinstance(renewed, Renewed)
             undone = await http.compensate(grant.token, "pay", 5_000)
             assert isinstance(undone, StepAnswer) and undone.step_id == "pay~undo"
+            assert json.loads(undone.receipt_json)["body"] == {"undone": "ch-o1"}
+            stored = await http.step("r1", "pay~undo")
+            assert json.loads(stored.intent_json)["args"] == {"charge": "ch-o1"}  # type: ignore[union-attr]
             done = await http.complete(grant.token, '{"ok":true}', ["pay"], [])
             repeated = await http.complete(grant.token, '{"ok":true}', ["pay"], [])
             assert isinstance(done, Done) and isinstance(repeated, Done) and not repeated.was_new

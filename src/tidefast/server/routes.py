@@ -12,7 +12,7 @@ that no run is granted to a caller that is gone. No other call of the authority 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -25,11 +25,14 @@ from tidefast.server import verbs
 from tidefast.server.door import CallerGone, answer, header, read_body, refusal
 from tidefast.server.keys import is_key
 from tidefast.server.report import report
-from tidefast.server.verbs import Authority, Call, Outcome, Signer
+from tidefast.server.verbs import Call, Outcome, Signer
 from tidefast.stores.base import StoreError
 from tidefast.wire import messages as m
 from tidefast.wire.answers import encode
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
+
+if TYPE_CHECKING:
+    from tidefast.services.authority import Authority
 
 Guard = Literal["open", "lease", "operator"]
 
@@ -82,7 +85,7 @@ VERBS: dict[str, dict[str, Verb]] = {
 class Server:
     """What every address needs. `stopping` is set when the server begins to end."""
 
-    authority: Authority
+    authority: "Authority"
     signer: Signer
     operator_digest: bytes
     stopping: asyncio.Event
