@@ -89,11 +89,15 @@ def test_a_long_wait_is_cut_short_by_a_stop() -> None:
         line = Line(None, GRANT, HeldLease(GRANT, 0.0), Backoff(), lambda: 0.0)  # type: ignore[arg-type]
         line.end(PassEnded("r1", "done", "the agent has returned"))
 
+        heard = asyncio.Event()
+
         async def question() -> Any:
+            heard.set()
             return doubt(retry_after_ms=3_600_000)
 
         asking = asyncio.create_task(line.ask(question, "pay", is_ending=True))
-        await asyncio.sleep(0.01)
+        await heard.wait()
+        await asyncio.sleep(0)
         assert not asking.done()
         line.stop()
         with pytest.raises(PassEnded):
