@@ -1,6 +1,8 @@
 """The error contract: one line, a code, what to do, and the exit code. In this process, because it is quick."""
 
 import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from tidefast.cli.errors import ExitCode, refusal
 from tidefast.cli.main import COMMANDS, main
 from tidefast.cli.show import safe
 from tidefast.protocol.verdicts import Refused
+from tidefast.server import keys
+from tidefast.stores.sqlite import SqliteStore
 
 UNREACHABLE = ("--url", "http://127.0.0.1:9")
 
@@ -60,6 +64,51 @@ def test_a_bad_command_ends_with_one_line_and_its_exit_code(
     assert captured.err.startswith(told)
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+class Listener:
+    """A server of somebody else, which writes down what it is sent."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            caller, _ = self._socket.accept()
+            self.heads.append(caller.recv(65_536))
+            caller.sendall(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            caller.close()
+
+
+@pytest.mark.parametrize("announced", ["", "http://127.0.0.1:1", "theirs"])
+def test_the_key_beside_the_store_goes_only_to_the_server_of_the_store(
+    announced: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, listener = tmp_path / ".tidefast" / "store.db", Listener()
+    store = SqliteStore.open(path, create=True)
+    if announced:
+        store.announce(listener.url if announced == "theirs" else announced)
+    else:
+        store.close()
+    key = keys.make_operator_key(path)
+    main(["start", "agent", "{}", "--url", listener.url])
+    assert len(listener.heads) == 1 and b"uthorization" not in listener.heads[0]
+    capsys.readouterr()
+    code = main(["thaw", "r-1", "--url", listener.url])
+    told = capsys.readouterr().err
+    if announced == "theirs":
+        assert key.encode() in listener.heads[1]
+    else:
+        assert (code, len(listener.heads)) == (3, 1)
+        assert told.startswith("error[config]: the key beside the store is not sent to ")
+        assert f"--operator-key {path.relative_to(tmp_path)}.operator-key" in told and announced in told
+    main(["thaw", "r-1", "--url", listener.url, "--operator-key", f"{path}.operator-key"])
+    assert key.encode() in listener.heads[-1]
+    store.close()
 
 
 def test_help_names_every_command_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,6 +224,7 @@ def test_one_call_renews_all_leases_and_moves_their_belief_to_before_it_was_sent
         (Refused("stale_epoch", "superseded", {"live_epoch": 9}), True),
         (Refused("lease_lapsed", "expired"), True),
         (Refused("run_ended", "completed"), True),
+        (Refused("invalid", "http_invalid", {"code": "unsupported"}), False),  # of the whole call, not of the lease
         (Refused("overloaded", "queue"), False),  # type: ignore[arg-type]
         (AuthorityUnavailable("cut off"), False),
         (RuntimeError("a bug"), False),

@@ -413,6 +413,9 @@ MISUSES: list[tuple[Any, str]] = [
     (lambda run: run.step("a", object), "not JSON"),
     (lambda run: run.checkpoint(object()), "not JSON"),
     (lambda run: run.tool("a", "no_such_tool"), "not_found"),
+    (lambda run: run.tool("a", "charge", ordr="o1"), "missing a required argument: 'order'. call it as charge"),
+    (lambda run: run.tool("a", "charge", order="o1", sents=1), "unexpected keyword argument 'sents'"),
+    (lambda run: run.tool("a", "charge", order="o1", key="mine"), "unexpected keyword argument 'key'"),
     (lambda run: run.compensate("never"), "nothing_to_compensate"),
 ]
 
@@ -435,6 +438,57 @@ def test_misuse_is_said_and_sends_nothing(misuse: Any, said: str) -> None:
 
     with_house(shop.app, story)
     assert raised[0].what and raised[0].why
+
+
+def test_a_local_step_whose_function_raised_can_be_tried_again_in_the_same_pass() -> None:
+    shop, faults = Shop(), [ValueError("once"), TimeoutError()]
+
+    async def flaky() -> Any:
+        if len(faults) == 2:
+            raise faults.pop()
+        return faults.pop() if faults else 7  # an exception is no JSON value
+
+    @shop.agent
+    async def agent(run: tf.Run, _: None) -> int:
+        for error in (TimeoutError, tf.Misuse):
+            with pytest.raises(error):
+                await run.step("x", flaky)
+        got = await run.step("x", flaky)
+        with pytest.raises(tf.Misuse, match="asked for twice"):
+            await run.step("x", flaky)
+        return int(got)
+
+    async def story(house: House) -> None:
+        await house.create("agent")
+        assert await house.drive() == "completed"
+        assert house.seam.verbs("save_result") == ["x"]
+        assert await house.state() == ("completed", "7")
+
+    with_house(shop.app, story)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_call_that_does_not_fit_its_function_leaves_no_trace_and_its_id_free(is_named: bool) -> None:
+    shop, noted = Shop(), []
+
+    @shop.app.tool
+    def note(text: str) -> str:
+        noted.append(text)
+        return text
+
+    @shop.agent
+    async def agent(run: tf.Run, _: None) -> str:
+        with pytest.raises(tf.Misuse, match="missing a required argument: 'text'"):
+            await run.tool("n", "note" if is_named else note, txet="hello")
+        return str(await run.tool("n", note, text="hello"))
+
+    async def story(house: House) -> None:
+        await house.create("agent")
+        assert await house.drive() == "completed"
+        assert house.seam.verbs("apply") == ["n"]
+
+    with_house(shop.app, story)
+    assert noted == ["hello"]
 
 
 def test_a_result_that_is_no_json_and_an_input_that_does_not_fit_release_the_lease() -> None:

@@ -119,7 +119,10 @@ async def ask(
     said: list[dict[str, Any]] = []
 
     async def from_client() -> dict[str, Any]:
-        return next(messages)
+        for message in messages:
+            return message
+        await asyncio.get_running_loop().create_future()  # connected, and waiting for the answer
+        raise AssertionError
 
     async def to_client(message: dict[str, Any]) -> None:
         said.append(message)
@@ -153,7 +156,7 @@ async def real_authority(desk: Desk) -> AsyncIterator[tuple[Authority, Engine]]:
     clock = ManualClock()
     engine = Engine(MemoryStore(), clock)
     engine.start()
-    undo = Undo("refund", {"charge": "$receipt.body.id"})
+    undo = Undo("refund", {"charge": "{receipt.body.id}"})
     common: dict[str, Any] = {"kind": "python", "key": PYTHON_KEY, "key_ttl_ms": 86_400_000, "timeout_ms": 5_000}
     tools = ToolBook([Contract("charge", undo=undo, **common), Contract("refund", **common)])
     runner = LocalRunner(clock, {"charge": desk.charge, "refund": desk.refund}, frozenset(("charge", "refund")))

@@ -22,6 +22,7 @@ from tidefast.sdk.http import HttpAuthority, RequestRefused
 from tidefast.server import serve as serving
 from tidefast.server.limits import LimitedProtocol
 from tidefast.server.serve import ServeRefused, listen, serve
+from tidefast.wire.problem import Problem, problem
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLY = "/v1/runs/r1/steps/s1"
@@ -113,6 +114,9 @@ def test_a_run_from_its_creation_to_its_end_over_http() -> None:
             assert isinstance(renewed, Renewed)
             undone = await http.compensate(grant.token, "pay", 5_000)
             assert isinstance(undone, StepAnswer) and undone.step_id == "pay~undo"
+            assert json.loads(undone.receipt_json)["body"] == {"undone": "ch-o1"}
+            stored = await http.step("r1", "pay~undo")
+            assert json.loads(stored.intent_json)["args"] == {"charge": "ch-o1"}  # type: ignore[union-attr]
             done = await http.complete(grant.token, '{"ok":true}', ["pay"], [])
             repeated = await http.complete(grant.token, '{"ok":true}', ["pay"], [])
             assert isinstance(done, Done) and isinstance(repeated, Done) and not repeated.was_new
@@ -220,18 +224,26 @@ def test_no_answer_is_unavailable() -> None:
     asyncio.run(main())
 
 
+def of_ours(status: int, told: Problem) -> bytes:
+    body = told.to_json()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         b"",
         b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>",
+        of_ours(408, problem("unsupported", "request_late")),
+        of_ours(429, problem("unsupported", "too_many")),
+        of_ours(503, problem("overloaded", "queue")),
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}",
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
         b"nonsense\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_none_of_ours_is_unavailable(answer: bytes) -> None:
+def test_an_answer_that_decides_nothing_is_unavailable(answer: bytes) -> None:
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -243,7 +255,9 @@ def test_an_answer_that_is_none_of_ours_is_unavailable(answer: bytes) -> None:
         port = listener.sockets[0].getsockname()[1]
         async with listener, client(f"http://127.0.0.1:{port}") as http:
             with pytest.raises(AuthorityUnavailable):
-                await http.run("r1")
+                await http.apply(TOKEN, "s", "t", "{}", 0)
+            with pytest.raises(AuthorityUnavailable):
+                await http.renew([TOKEN])
 
     asyncio.run(main())
 
@@ -377,6 +391,35 @@ def test_a_waiting_claim_ends_when_the_server_does() -> None:
             with pytest.raises(AuthorityUnavailable, match="stopping"):
                 await waiting
             await task
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_hangs_up_while_it_waits_is_granted_nothing() -> None:
+    async def main() -> None:
+        async with real_authority(Desk()) as (authority, engine), server(authority) as url, client(url) as http:
+            began, ended, waiting = asyncio.Event(), asyncio.Event(), authority.claim
+
+            async def claim(*args: Any) -> Any:
+                began.set()
+                try:
+                    return await waiting(*args)
+                finally:
+                    ended.set()
+
+            authority.claim = claim  # type: ignore[method-assign]
+            body = json.dumps({"agents": {"a": ["1"]}, "holder": "dead", "wait_ms": 30_000}).encode()
+            headers = (b"Content-Type: application/json", b"Content-Length: %d" % len(body))
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(request(b"POST", b"/v1/claims", *headers, body=body))
+            await began.wait()
+            writer.close()
+            await asyncio.wait_for(ended.wait(), 5)
+            await http.create_run("r1", "a", "1", "null")
+            head = engine.head("r1")  # type: ignore[arg-type]
+            assert head is not None and not head.is_live and head.epoch == 0
+            (grant,) = await http.claim({"a": ["1"]}, "w2", 15_000, 1, 1_000, "q")
+            assert grant.holder == "w2"
 
     asyncio.run(main())
 

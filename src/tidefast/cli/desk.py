@@ -99,7 +99,7 @@ async def reading(url: str | None, store: str) -> AsyncIterator[Reader]:
     """Reads at a server, or in a file whoever owns it."""
     address = server_url(url)
     if address is not None:
-        async with _server(address, None, writes=False) as server:
+        async with at_server(address, None, writes=False) as server:
             yield server
         return
     opened = SqliteStore.open_read_only(store_path(store))
@@ -115,7 +115,7 @@ async def writing(url: str | None, store: str, operator_key: Path | None) -> Asy
     """An operator's verbs at a server, or in a file that nobody else owns."""
     address = server_url(url)
     if address is not None:
-        async with _server(address, _key(store, operator_key), writes=True) as server:
+        async with at_server(address, _key(address, store, operator_key), writes=True) as server:
             yield server
         return
     from tidefast.cli import wiring  # only here: it loads the gateway, which nobody needs who only looks
@@ -128,18 +128,34 @@ async def writing(url: str | None, store: str, operator_key: Path | None) -> Asy
         await parts.stop()
 
 
-def _key(store: str, operator_key: Path | None) -> str | None:
-    """The operator's key from the file named, or from beside the store's file; None if there is none."""
+def _key(url: str, store: str, operator_key: Path | None) -> str | None:
+    """The operator's key from the file named, or from beside the store's file; None if there is none.
+
+    Unasked it goes to no other address than the one that the store's own server has announced. Raises `CliError`.
+    """
     from tidefast.server import keys
     from tidefast.wire import secretfile
 
-    if operator_key is None:
-        return keys.read_operator_key(store_path(store))
-    try:
-        return keys.PREFIX + secretfile.read(operator_key).hex()
-    except FileNotFoundError:
-        todo = "name the file that `tidefast serve` wrote beside its store"
-        raise CliError("config", f"--operator-key {operator_key}: no such file", todo, ExitCode.CONFIG) from None
+    if operator_key is not None:
+        try:
+            return keys.PREFIX + secretfile.read(operator_key).hex()
+        except FileNotFoundError:
+            todo = "name the file that `tidefast serve` wrote beside its store"
+            raise CliError("config", f"--operator-key {operator_key}: no such file", todo, ExitCode.CONFIG) from None
+    path = store_path(store)
+    key = keys.read_operator_key(path)
+    if key is None:
+        return None
+    owner = SqliteStore.owner(path)
+    announced = owner.url if owner is not None else ""
+    if announced and announced == url.rstrip("/"):
+        return key
+    file = keys.operator_key_path(path)
+    serves = f"the server of {path} is at {announced}" if announced else f"no server of {path} runs"
+    todo = f"if that server may have it, say so: --operator-key {file}"
+    if announced:
+        todo = f"ask --url {announced}, or, {todo}"
+    raise CliError("config", f"the key beside the store is not sent to {url}: {serves}", todo, ExitCode.CONFIG)
 
 
 class _Owner:
@@ -174,7 +190,7 @@ class _Owner:
 
 
 @asynccontextmanager
-async def _server(url: str, key: str | None, *, writes: bool) -> AsyncIterator[Writer]:
+async def at_server(url: str, key: str | None, *, writes: bool) -> AsyncIterator[Writer]:
     """A server, with its silences told as errors: not reached, or an outcome that nobody knows."""
     import aiohttp
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import must, server_url, writing
+from tidefast.cli.desk import at_server, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
@@ -48,7 +48,7 @@ def run(
     """
     name = checked_id(run_id or f"r-{secrets.token_hex(8)}", "--run-id")
     input_json = json_text(input, "INPUT")
-    configure_log("info" if verbose else "error")
+    configure_log("info" if verbose else "warning")  # a long wait is told in any case
     if as_json:
         out.keep_stdout()
     loaded = load_app(app)
@@ -146,5 +146,5 @@ def start(
 
 
 async def _start(run_id: str, agent: str, version: str, input_json: str, url: str) -> RunCreated:
-    async with writing(url, DEFAULT_STORE, None) as desk:
+    async with at_server(url, None, writes=True) as desk:  # creating a run needs no key, so none is read
         return must(await desk.create_run(run_id, agent, version, input_json))

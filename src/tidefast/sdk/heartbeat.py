@@ -2,8 +2,8 @@
 
 `ThreadHeartbeat` beats on a thread, an event loop and a connection of its own, so that agent code which blocks the
 worker's loop can't starve it. `LoopHeartbeat` beats on the running loop, for an authority in the same process. A lease
-whose renewal is refused, or whose time is over by this machine's clock, is lost at that moment: the run's task hears of
-it at its next await.
+that the authority calls over, or whose time is over by this machine's clock, is lost at that moment: the run's task
+hears of it at its next await. Any other refusal is of the call and not of the lease; the call is made again.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.sdk.errors import Preempted
 from tidefast.sdk.lease import Clock, HeldLease, LeaseTable, boot_s
+from tidefast.sdk.line import LOST
 
 RECONNECT_S = 0.5
 IDLE_S = 60.0  # nothing is held; `on_change` wakes the loop
-NOT_NOW = frozenset(("store_unavailable", "overloaded"))  # refusals that say nothing about the lease
 _log = structlog.get_logger()
 
 
@@ -83,7 +83,8 @@ async def _beat(held: list[HeldLease], renewer: Renewer, clock: Clock) -> None:
 def _take(lease: HeldLease, answer: Renewed | Refused, asked_s: float, clock: Clock) -> None:
     if isinstance(answer, Renewed):
         lease.renewed(asked_s)
-    elif answer.code in NOT_NOW:
+    elif answer.code not in LOST:
+        _log.warning("renewal_refused", run=lease.run_id, code=answer.code, reason=answer.reason)
         lease.put_off(clock())
     else:
         lost = Preempted(

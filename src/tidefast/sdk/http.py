@@ -37,6 +37,7 @@ from tidefast.wire.tokens import peek
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0  # beyond the wait that was asked for
+NOT_NOW_STATUS = frozenset((408, 429, 503))  # the way there failed or was full; the call itself may be a good one
 KEEP_ALIVE_S = 30.0  # shorter than the server's, so that it is this side that closes
 CONNECTIONS_MAX = 256
 T = TypeVar("T")
@@ -236,7 +237,7 @@ class HttpAuthority:
         if 200 <= status < 300:
             return body
         told = from_json(status, body)
-        if told is None or told.code in UNREADABLE:
+        if told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS:
             raise AuthorityUnavailable(f"{self._base}: status {status}: {told.detail if told else 'no answer of ours'}")
         return to_refused(told)
 

@@ -8,10 +8,12 @@
 | stale_epoch, lease_lapsed, run_ended, lease_required, bad_token         | ends the pass: `Preempted`     |
 | anything else                                                           | gives it to the caller         |
 
-It waits only while the lease can be believed: a worker that hears nothing stops in time by itself. How `Preempted`
-reaches the agent: whoever notices the loss calls `end`, and the pass then cancels the tasks that wait in `guard` and
-the agent's own. A cancelled wait is translated, so agent code sees `Preempted` from its `run.*` calls (and a plain
-`CancelledError` where it awaits something else); from then on each `run.*` call raises it at once.
+It waits only while the lease can be believed: a worker that hears nothing stops in time by itself. Doubt that stays is
+asked about ever more rarely, because asking may send the call again, and a long wait is told in the log.
+
+How `Preempted` reaches the agent: whoever notices the loss calls `end`, and the pass then cancels the tasks that wait
+in `guard` and the agent's own. A cancelled wait is translated, so agent code sees `Preempted` from its `run.*` calls
+(and a plain `CancelledError` where it awaits something else); from then on each `run.*` call raises it at once.
 """
 
 import asyncio
@@ -19,6 +21,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
+
+import structlog
 
 from tidefast.protocol.answers import LeaseGrant, StepAnswer
 from tidefast.protocol.verdicts import Refused
@@ -29,8 +33,12 @@ from tidefast.sdk.lease import Clock, HeldLease, boot_s
 WAIT_MS = 30_000  # how long the authority may hold one question before it says `step_in_flight`
 UNDO_SUFFIX = "~undo"
 WAITING = frozenset(("step_in_flight", "step_pending", "in_doubt", "overloaded", "store_unavailable"))
+SLOW = frozenset(("in_doubt", "step_pending"))  # each time they are said, their wait may grow longer
 LOST = frozenset(("stale_epoch", "lease_lapsed", "run_ended", "lease_required", "bad_token"))
+TOLD_AFTER_S = 10.0
+REASON_LENGTH_MAX = 200
 ENDING: dict[str, ReleaseReason] = {"step_held": "held", "run_frozen": "held", "run_ending": "done"}
+_log = structlog.get_logger()
 T = TypeVar("T")
 Question = Callable[[], Awaitable[T | Refused]]
 
@@ -44,6 +52,10 @@ class Backoff(NamedTuple):
     def delay_s(self, tries: int) -> float:
         full = min(self.first_s * 2.0 ** min(tries, 20), self.most_s)
         return full * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+
+    def slow(self) -> "Backoff":
+        """The same for doubt, which goes on doubling. What the authority itself asks for goes as far."""
+        return self._replace(most_s=self.most_s * 12)
 
 
 class Line:
@@ -60,6 +72,7 @@ class Line:
         self.authority, self.lease, self.token = authority, lease, grant.token
         self.ended: Preempted | PassEnded | None = None
         self.has_ended = asyncio.Event()
+        self._has_stopped = asyncio.Event()
         self.is_told = False  # whether anything of the agent has heard of the end
         self.is_stopping = False
         self._backoff, self._clock = backoff, clock
@@ -79,6 +92,7 @@ class Line:
     def stop(self) -> None:
         """The worker shuts down: nothing new is asked, what is in flight settles."""
         self.is_stopping = True
+        self._has_stopped.set()
         self.end(PassEnded(self.lease.run_id, "shutdown", "the worker shuts down"))
 
     def check(self) -> None:
@@ -145,31 +159,37 @@ class Line:
         except TimeoutError:
             return
 
-    async def ask(self, question: Question[T], *, is_ending: bool = False) -> T | Refused:
+    async def ask(self, question: Question[T], step: str = "", *, is_ending: bool = False) -> T | Refused:
         """The authority's answer, waited for as the table says. Raises `Preempted` and `PassEnded`.
 
-        With `is_ending` the pass has ended and this belongs to giving the lease back: only the lease is checked.
+        `step` is what the log tells of a long wait. With `is_ending` the pass has ended and this belongs to giving the
+        lease back: only the lease is checked.
         """
         if self.ended is not None and not is_ending:
             self.check()
-        tries = 0
+        wait = _Wait(self._clock())
         while True:
             self._check_lease()
-            code, refused = "", None
+            refused = None
             try:
                 answer = await question()
-            except AuthorityUnavailable:
-                code = "unavailable"
+            except AuthorityUnavailable as error:
+                code, reason = "unavailable", str(error)[:REASON_LENGTH_MAX]
             else:
                 if not isinstance(answer, Refused):
                     return answer
-                code, refused = str(answer.code), answer
+                code, reason, refused = str(answer.code), answer.reason, answer
                 self._judge(answer, is_ending)
                 if code not in WAITING:
                     return answer
             self._check_wait(code, is_ending)
-            await self._pause(self._delay_s(tries, refused), is_ending or self.ended is not None)
-            tries += 1
+            waited_s = self._clock() - wait.began_s
+            if wait.is_told_at(waited_s):
+                told = {"run": self.lease.run_id, "step": step, "code": code, "reason": reason}
+                _log.warning("still_waiting", **told, waited_s=round(waited_s))
+            slow = code in SLOW
+            delay_s = self._delay_s(wait.count(slow), refused, slow=slow)
+            await self._pause(delay_s, is_ending or self.ended is not None)
 
     def _judge(self, refused: Refused, is_ending: bool) -> None:
         """Raise what this refusal means for the pass, if it ends it."""
@@ -192,26 +212,30 @@ class Line:
             self.is_told = True
             raise self.ended
 
-    def _delay_s(self, tries: int, refused: Refused | None) -> float:
-        """The backoff, or what the refusal says about when asking again has a point, at most `most_s`."""
-        full = self._backoff.delay_s(tries)
+    def _delay_s(self, tries: int, refused: Refused | None, *, slow: bool = False) -> float:
+        """The backoff, or what the refusal says about when asking again has a point."""
+        slowly = self._backoff.slow()
+        full = (slowly if slow else self._backoff).delay_s(tries)
         facts = {} if refused is None else refused.facts
         until, after = facts.get("until_ms"), facts.get("retry_after_ms")
         if isinstance(after, int) and after > 0:
-            full = max(full, after / 1_000)
-        elif isinstance(until, int) and until > 0:
+            return max(full, min(after / 1_000, slowly.most_s))
+        if isinstance(until, int) and until > 0:  # the latest moment; it may be over sooner
             now_ms = self._granted_ms + (self._clock() - self._received_s) * 1_000
-            full = max(full, (until - now_ms) / 1_000)
-        return min(full, self._backoff.most_s)
+            return max(full, min((until - now_ms) / 1_000, self._backoff.most_s))
+        return full
 
     async def _pause(self, delay_s: float, is_deaf: bool) -> None:
-        """Wait; the end of the pass cuts it short unless `is_deaf`."""
+        """Wait; the end of the pass cuts it short. If `is_deaf` only the first word of a shutdown does."""
+        heard = self._has_stopped if is_deaf else self.has_ended
         if is_deaf:
-            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s, self.lease.lease_s)  # nobody tells a lease that is being given back of its loss
+        if heard.is_set():
+            await asyncio.sleep(min(delay_s, self._backoff.most_s))
             return
         try:
             async with asyncio.timeout(delay_s):
-                await self.has_ended.wait()
+                await heard.wait()
         except TimeoutError:
             return
 
@@ -234,12 +258,34 @@ class Line:
         undone = {step.removesuffix(UNDO_SUFFIX) for step in steps if step.endswith(UNDO_SUFFIX)}
         for step in steps:
             if step not in undone:
-                await self.ask(self._stored(step), is_ending=is_ending)
+                await self.ask(self._stored(step), step, is_ending=is_ending)
 
     def _stored(self, step: str) -> Question[StepAnswer]:
         if step.endswith(UNDO_SUFFIX):
             return lambda: self.authority.compensate(self.token, step.removesuffix(UNDO_SUFFIX), WAIT_MS)
         return lambda: self.authority.apply(self.token, step, "", None, WAIT_MS)
+
+
+class _Wait:
+    """One question's patience: since when, how often it was put, and when the log tells of it next."""
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self._tell_s = TOLD_AFTER_S
+        self._tries = [0, 0]
+
+    def is_told_at(self, waited_s: float) -> bool:
+        """Whether a line is due: after ten seconds, then each time the wait has doubled."""
+        if waited_s < self._tell_s:
+            return False
+        while self._tell_s <= waited_s:
+            self._tell_s *= 2
+        return True
+
+    def count(self, slow: bool) -> int:
+        """How often it waited before, for what is slow and for what isn't."""
+        self._tries[slow] += 1
+        return self._tries[slow] - 1
 
 
 class Guard:

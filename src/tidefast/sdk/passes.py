@@ -15,14 +15,14 @@ returns after the end of its pass counts for nothing, so swallowing `Preempted` 
 import asyncio
 import dataclasses
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Literal
 
 import msgspec
 import structlog
 
 from tidefast.protocol.answers import LeaseGrant
-from tidefast.protocol.canonical import CanonicalError, canonical
+from tidefast.protocol.canonical import BODY_BYTES_MAX, CanonicalError, canonical
 from tidefast.protocol.points import Hook
 from tidefast.protocol.verdicts import Done, Refused
 from tidefast.sdk.app import App
@@ -35,6 +35,7 @@ from tidefast.sdk.run import Run, within_limit
 Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
 DETAIL_LENGTH_MAX = 400
+COMPLETE_BYTES = 1_024  # what a completion has around its result and its lists
 FAILING_AGAIN = "the run was failing; its open effects are settled"
 _log = structlog.get_logger()
 
@@ -98,7 +99,7 @@ class Pass:
             raise Misuse(
                 f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
             )
-        run = Run(self._grant, self.line, spec.on_drift, self._hook)
+        run = Run(self._grant, self.line, spec.on_drift, self._hook, self._app.tools)
         task = asyncio.ensure_future(_contained(spec.start(run, self._grant.input_json)))
         try:
             await self._supervise(task)
@@ -111,7 +112,7 @@ class Pass:
         self.line.end(PassEnded(self._grant.run_id, "done", "the agent has returned"))
         await self.line.drain(self._grace_s)
         if raised is None:
-            return await self._complete(task.result(), run.answered, spec.dropped)
+            return await self._complete(task.result(), run, spec.dropped)
         failed = _fail_in(raised)
         if failed is not None:
             return await self._fail(failed.why)
@@ -138,22 +139,47 @@ class Pass:
         if isinstance(self.line.ended, Preempted):
             self.line.cancel_waiting()
 
-    async def _complete(self, result: Any, asked: list[str], dropped: tuple[str, ...]) -> Outcome:
+    async def _complete(self, result: Any, run: Run, dropped: tuple[str, ...]) -> Outcome:
+        """Complete the run, naming what the journal answered. What one call can't carry is named only if it is missed.
+
+        If even that is too much, a checkpoint with the state as it is says that all of it was asked for.
+        """
         result_json = _result_json(self._grant.agent, result)
         self.lease.is_ending = True
-        authority, token = self._authority, self._token
-        answer = await self.line.ask_settled(
-            lambda: authority.complete(token, result_json, asked, dropped), is_ending=True
-        )
+        asked, named = run.answered, dropped
+        room = BODY_BYTES_MAX - COMPLETE_BYTES - len(result_json.encode())
+        fits = _length(asked, named) <= room
+        answer = await self._ask_complete(result_json, asked if fits else (), named if fits else ())
+        missed = _not_asked(answer)
+        known = {*asked, *named}
+        if missed and not fits and known.issuperset(missed):
+            needed = set(missed)
+            asked, named = [step for step in asked if step in needed], tuple(step for step in named if step in needed)
+            if _length(asked, named) > room:
+                await self._save_last(run)
+                asked, named = [], ()
+            answer = await self._ask_complete(result_json, asked, named)
+            missed = _not_asked(answer)
         if not isinstance(answer, Refused):
             return "completed"
-        steps = answer.facts.get("steps")
-        if (answer.code, answer.reason) == ("unsettled_effects", "not_asked") and isinstance(steps, list | tuple):
-            named = ", ".join(map(str, steps))
+        if missed:
+            steps = [step for step in missed if step not in known] or missed
             why = "earlier passes settled them since the newest checkpoint, and this pass didn't ask for them"
-            hint = f"ask for them, or drop them: @app.agent(dropped=[{', '.join(repr(str(step)) for step in steps)}])"
-            raise Misuse(f"the run can't complete without its steps {named}", why, hint)
+            hint = f"ask for them, or drop them: @app.agent(dropped=[{', '.join(map(repr, steps))}])"
+            raise Misuse(f"the run can't complete without its steps {', '.join(steps)}", why, hint)
         raise Error("the run's completion was refused", f"{answer.code} ({answer.reason})")
+
+    async def _ask_complete(self, result_json: str, asked: Sequence[str], dropped: Sequence[str]) -> Done | Refused:
+        authority, token = self._authority, self._token
+        return await self.line.ask_settled(
+            lambda: authority.complete(token, result_json, asked, dropped), is_ending=True
+        )
+
+    async def _save_last(self, run: Run) -> None:
+        authority, token, (number, state_json) = self._authority, self._token, run.same_state()
+        answer = await self.line.ask_settled(lambda: authority.checkpoint(token, number, state_json), is_ending=True)
+        if isinstance(answer, Refused):
+            raise Error("the run's completion was refused", f"its last checkpoint: {answer.code} ({answer.reason})")
 
     async def _settle_failing(self) -> Outcome:
         """No agent code: what is open is settled by its stored calls, then the run ends."""
@@ -226,6 +252,19 @@ def _result_json(agent: str, result: Any) -> str:
         return within_limit(canonical(msgspec.to_builtins(result) if is_record else result))
     except (CanonicalError, TypeError) as error:
         raise Misuse(f"agent {agent} returned what can't be stored", f"not JSON: {error}") from error
+
+
+def _length(*lists: Sequence[str]) -> int:
+    """How much the ids take in a call: they are ASCII, with quotes and a comma each."""
+    return sum(len(step) + 3 for steps in lists for step in steps)
+
+
+def _not_asked(answer: Done | Refused) -> list[str]:
+    """The steps that a completion must name and didn't."""
+    if not isinstance(answer, Refused) or (answer.code, answer.reason) != ("unsettled_effects", "not_asked"):
+        return []
+    steps = answer.facts.get("steps")
+    return [str(step) for step in steps] if isinstance(steps, list | tuple) else []
 
 
 def _short(error: BaseException) -> str:

@@ -9,6 +9,7 @@ Step ids are explicit; one id is asked for once in a pass. Every method raises `
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import msgspec
@@ -31,7 +32,14 @@ BODY_CHARS_SURE = (BODY_BYTES_MAX - ENVELOPE_BYTES) // 4  # short enough whateve
 class Run:
     """One pass of a run, under one lease. Made by the worker; agents receive it."""
 
-    def __init__(self, grant: LeaseGrant, line: Line, on_drift: OnDrift = "freeze", hook: Hook | None = None) -> None:
+    def __init__(
+        self,
+        grant: LeaseGrant,
+        line: Line,
+        on_drift: OnDrift = "freeze",
+        hook: Hook | None = None,
+        tools: Mapping[str, PythonTool] = MappingProxyType({}),  # those of the agent's own program
+    ) -> None:
         self.id: str = grant.run_id
         self.agent: str = grant.agent
         self.agent_version: str = grant.agent_version
@@ -39,7 +47,7 @@ class Run:
         self.answered: list[str] = []  # effects that the books answered since this pass's newest checkpoint
         self._holder = grant.holder
         self._line, self._authority, self._token = line, line.authority, grant.token
-        self._on_drift, self._hook = on_drift, hook
+        self._on_drift, self._hook, self._tools = on_drift, hook, tools
         self._journal = Journal(grant.journal, grant.journal_next, self._journal_page)
         self._asked: set[str] = set()
         self._effects_out = 0
@@ -66,14 +74,14 @@ class Run:
         """Cause an effect, or answer what the books hold of it: the body of its receipt.
 
         Durable when it returns. Raises `Rejected` if the effect is finally refused, `Misuse` for arguments that are not
-        JSON. A stored step with another call ends the pass and freezes the run, or answers the stored receipt
-        (`on_drift="stored"`).
+        JSON or, if the tool is this program's own, don't fit its function. A stored step with another call ends the
+        pass and freezes the run, or answers the stored receipt (`on_drift="stored"`).
         """
         name = tool if isinstance(tool, str) else tool.name
         entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
         if entry is not None:
             return self._replay_tool(entry, name, args)
-        args_json = self._json(step_id, "its arguments", args)
+        args_json = self._call(step_id, self._tools.get(name) if isinstance(tool, str) else tool, args)
         with self._line.guard():
             if self._hook is not None:
                 await self._reach("sdk.before_apply", step_id)
@@ -96,7 +104,9 @@ class Run:
             self._effects_out += 1
             self._no_effects.clear()
             try:
-                answer = await self._line.ask(lambda: self._authority.compensate(self._token, step_id, WAIT_MS))
+                answer = await self._line.ask(
+                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS), undo_id
+                )
             finally:
                 self._effect_back()
             await self._reach("sdk.after_apply", undo_id)
@@ -106,20 +116,26 @@ class Run:
         """Run a local function once and journal its value, which must be JSON. Durable when it returns.
 
         A later pass is answered with the journaled value. If the process dies before that, the function runs again, so
-        it must cause no effect of its own. What it raises goes through, and nothing is journaled.
+        it must cause no effect of its own. What it raises goes through: nothing is journaled, and the id is free again.
         """
         entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
         if entry is not None:
             if entry.kind != "local":
                 self._drift(step_id, "a local step", f"the journal holds a call of a tool ({entry.kind})")
             return value_of(entry)
-        with self._line.translated():
-            value = function(*args)
-            if inspect.isawaitable(value):
-                value = await value
-        value_json = self._json(step_id, f"the value of {getattr(function, '__name__', 'the function')}", value)
+        try:
+            with self._line.translated():
+                value = function(*args)
+                if inspect.isawaitable(value):
+                    value = await value
+            value_json = self._json(step_id, f"the value of {getattr(function, '__name__', 'the function')}", value)
+        except BaseException:
+            self._asked.discard(step_id)
+            raise
         with self._line.guard():
-            answer = await self._line.ask(lambda: self._authority.save_result(self._token, step_id, value_json))
+            answer = await self._line.ask(
+                lambda: self._authority.save_result(self._token, step_id, value_json), step_id
+            )
         return self._receipt(step_id, answer)
 
     async def checkpoint(self, state: JSON) -> None:
@@ -139,6 +155,10 @@ class Run:
                     return
                 state_json = self._json(f"checkpoint {number}", "its state", state)
                 await self._save(number, state_json)
+
+    def same_state(self) -> tuple[int, str]:
+        """A checkpoint after the newest one that changes no state."""
+        return self._stored + 1, self._state_json
 
     async def _save(self, number: int, state_json: str) -> None:
         await self._reach("sdk.before_checkpoint", "", number=number)
@@ -200,11 +220,11 @@ class Run:
         self._no_effects.clear()
         try:
             line, authority, token = self._line, self._authority, self._token
-            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS))
+            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS), step_id)
             if not isinstance(answer, Refused) or answer.code != "step_conflict":
                 return answer
             if self._on_drift == "stored" and answer.reason != "other_kind":
-                return await line.ask(lambda: authority.apply(token, step_id, tool, None, WAIT_MS))
+                return await line.ask(lambda: authority.apply(token, step_id, tool, None, WAIT_MS), step_id)
         finally:
             self._effect_back()
         asked = f"{tool} with call digest {call_digest(tool, args_json)}"
@@ -243,6 +263,18 @@ class Run:
         why = f"{refused.code} ({refused.reason})" + (f": {told}" if told else "")
         kind = Misuse if refused.code in ("invalid", "not_found", "already_decided") else Error
         return kind(f"{what} was refused", why, "nothing was sent; mend the call")
+
+    def _call(self, step_id: str, tool: PythonTool | None, args: dict[str, Any]) -> str:
+        """A call's arguments as they are sent. One that can't be made is said before anything is; its id stays free."""
+        try:
+            misfit = "" if tool is None else tool.misfit(args)
+            if tool is not None and misfit:
+                hint = f"call it as {tool.name}{tool.signature}"
+                raise Misuse(f"step {step_id}: {tool.name} can't be called like this", misfit, hint)
+            return self._json(step_id, "its arguments", args)
+        except Misuse:
+            self._asked.discard(step_id)
+            raise
 
     def _json(self, step_id: str, part: str, value: Any) -> str:
         try:

@@ -89,6 +89,8 @@ class Host:
         tool = self._tools.get(call.tool)
         if tool is None:
             self._channel.write({"call": call.call, "kind": "unsent", "why": "tool_gone"})
+        elif misfit := tool.misfit(call.args):
+            self._channel.write({"call": call.call, **told_error(NotSent(misfit))})
         elif inspect.iscoroutinefunction(tool.function):
             loop.call_soon_threadsafe(self._begin, tool, call)
         else:

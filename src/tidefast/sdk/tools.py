@@ -23,23 +23,46 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, 
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """A function and its contract. `takes_key`: it has a parameter `key`, which receives the idempotency key."""
+    """A function and its contract. `takes_key`: it has a parameter `key`, which receives the idempotency key.
+
+    `signature` is the function's without that parameter: what an agent may pass.
+    """
 
     name: str
     contract: Contract
     function: Function
     takes_key: bool
+    signature: inspect.Signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The plain function, unfenced: for tests of the tool itself. Agents call it through `run.tool`."""
         return self.function(*args, **kwargs)
 
+    def misfit(self, args: Mapping[str, Any]) -> str:
+        """Why the function can't be called with what an agent passed; empty if it can."""
+        try:
+            self.signature.bind(**args)
+        except TypeError as error:
+            return str(error)
+        return ""
+
     def raising(self, refused: Callable[[str, JSON], Exception], not_sent: Callable[[str], Exception]) -> Function:
-        """The function with `Refused` and `NotSent` put into the words of whoever runs it."""
+        """The function with `Refused` and `NotSent` put into the words of whoever runs it.
+
+        Arguments that don't fit it are `not_sent`: the function never began.
+        """
         function = self.function
+
+        def check(args: Mapping[str, Any]) -> None:
+            passed = {name: value for name, value in args.items() if name != "key"} if self.takes_key else args
+            misfit = self.misfit(passed)
+            if misfit:
+                raise not_sent(misfit)
+
         if inspect.iscoroutinefunction(function):
 
             async def call_async(**args: Any) -> Any:
+                check(args)
                 try:
                     return await function(**args)
                 except Refused as refusal:
@@ -50,6 +73,7 @@ class PythonTool:
             return call_async
 
         def call(**args: Any) -> Any:
+            check(args)
             try:
                 return function(**args)
             except Refused as refusal:
@@ -66,7 +90,8 @@ def python_tool(function: Function, name: str | None, members: Mapping[str, obje
     where = f"tool {tool}"
     if not is_id(tool):
         raise Misuse(f"{where} needs another name", "letters, digits, dot, dash and underscore, at most 128")
-    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
     unnamed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
     if unnamed:
         raise Misuse(f"{where} has parameters without names: {', '.join(unnamed)}", "a tool is called by name")
@@ -78,7 +103,8 @@ def python_tool(function: Function, name: str | None, members: Mapping[str, obje
         faults = "; ".join(map(str, problems))
         hint = "" if takes_key or members.get("key_ttl") is None else "give the function a parameter `key`"
         raise Misuse(f"{where} has no usable contract", faults, hint)
-    return PythonTool(tool, contract, function, takes_key)
+    passed = signature.replace(parameters=[p for p in parameters if p.name != "key"])
+    return PythonTool(tool, contract, function, takes_key, passed)
 
 
 def duration_text(name: str, value: Duration | None) -> str | None:

@@ -1,6 +1,7 @@
 """The HTTP application: door, addresses, and what is said where there is no address."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -9,11 +10,14 @@ from starlette.responses import Response
 
 from tidefast.server.door import Door, refusal
 from tidefast.server.routes import Server, routes
-from tidefast.server.verbs import Authority, Signer
+from tidefast.server.verbs import Signer
 from tidefast.wire.problem import problem
 
+if TYPE_CHECKING:
+    from tidefast.services.authority import Authority
 
-def build_app(authority: Authority, *, secret: bytes, namespace: bytes, operator_digest: bytes) -> Starlette:
+
+def build_app(authority: "Authority", *, secret: bytes, namespace: bytes, operator_digest: bytes) -> Starlette:
     """The application in front of one authority.
 
     `secret` signs lease tokens and `namespace` (of the store) binds them to this authority; `operator_digest` is the

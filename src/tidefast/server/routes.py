@@ -5,13 +5,14 @@ After the door (`door.py`): the method; the operator's key; the lease token (non
 first answer decides what it does next. Release, complete and fail may be repeated after they ended the epoch, so a
 refusal of the fence is kept back there until the body is known to be whole, and the rules answer.
 
-A caller that hangs up changes nothing: no call of the authority is ever cancelled from here.
+A caller that hangs up changes nothing of what it asked for, with one exception: a claim that waits stops waiting, so
+that no run is granted to a caller that is gone. No other call of the authority is ever cancelled from here.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -24,11 +25,14 @@ from tidefast.server import verbs
 from tidefast.server.door import CallerGone, answer, header, read_body, refusal
 from tidefast.server.keys import is_key
 from tidefast.server.report import report
-from tidefast.server.verbs import Authority, Call, Outcome, Signer
+from tidefast.server.verbs import Call, Outcome, Signer
 from tidefast.stores.base import StoreError
 from tidefast.wire import messages as m
 from tidefast.wire.answers import encode
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
+
+if TYPE_CHECKING:
+    from tidefast.services.authority import Authority
 
 Guard = Literal["open", "lease", "operator"]
 
@@ -41,7 +45,9 @@ class Verb:
     message: type[m.Message]
     ask: Callable[[Call], Awaitable[Outcome]]
     may_repeat: bool = False
-    may_wait: bool = False  # a wait that is given up when the server stops; nothing is lost by that
+    may_wait: bool = (
+        False  # a wait that is given up when the server stops or its caller is gone; nothing is lost by that
+    )
 
 
 RUN = "/v1/runs/{run}"
@@ -79,7 +85,7 @@ VERBS: dict[str, dict[str, Verb]] = {
 class Server:
     """What every address needs. `stopping` is set when the server begins to end."""
 
-    authority: Authority
+    authority: "Authority"
     signer: Signer
     operator_digest: bytes
     stopping: asyncio.Event
@@ -141,7 +147,7 @@ class Address:
         if isinstance(message, Problem):
             return stale or message
         call.message = message
-        return await self._wait(verb.ask(call)) if verb.may_wait else await verb.ask(call)
+        return await self._wait(verb.ask(call), receive) if verb.may_wait else await verb.ask(call)
 
     def _operator(self, scope: Scope) -> Problem | None:
         sent = header(scope, b"authorization")
@@ -158,20 +164,31 @@ class Address:
             return problem("bad_token", "bad_token")
         return right if right.run_id == call.run else problem("bad_token", "other_run")
 
-    async def _wait(self, asking: Awaitable[Outcome]) -> Outcome:
-        """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat."""
-        stopping = self._server.stopping
+    async def _wait(self, asking: Awaitable[Outcome], receive: Receive) -> Outcome:
+        """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat.
+
+        Raises `CallerGone` when the caller hangs up while it waits.
+        """
         asked = asyncio.ensure_future(asking)
-        stopped = asyncio.ensure_future(stopping.wait())
+        stopped = asyncio.ensure_future(self._server.stopping.wait())
+        gone = asyncio.ensure_future(_hung_up(receive))
         try:
-            await asyncio.wait((asked, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((asked, stopped, gone), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 return asked.result()
+            if gone.done():
+                gone.result()
+                raise CallerGone
             return problem("store_unavailable", "stopping")
         finally:
-            stopped.cancel()
-            if not asked.done():
-                asked.cancel()
+            for waiting in (stopped, gone, asked):
+                waiting.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    """Returns when the caller has closed its connection. Only to be asked once the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _bad_name(call: Call) -> Problem | None:

@@ -5,95 +5,22 @@ was live a moment ago. Whether it still is, the rules decide in the transaction 
 """
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tidefast.protocol.answers import (
-    EventInfo,
-    JournalPage,
-    LeaseGrant,
-    RunCreated,
-    RunInfo,
-    StepAnswer,
-    StepInfo,
-)
-from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.records import Right
-from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
+from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.wire import messages as m
 from tidefast.wire import tokens
 from tidefast.wire.answers import spell, spell_all
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
 
+if TYPE_CHECKING:  # loading the services loads an HTTP client
+    from tidefast.services.authority import Authority
+
 OPERATOR = "operator"  # whom the log names for a verb that came with the operator's key
-
-
-class Authority(Protocol):
-    """What the server needs of the services. Every method answers or returns `Refused`; mutating ones are durable."""
-
-    async def create_run(
-        self, run_id: str | None, agent: str, agent_version: str, input_json: str
-    ) -> RunCreated | Refused: ...
-
-    async def claim(
-        self, agents: dict[str, list[str]], holder: str, lease_ms: int, max_runs: int, wait_ms: int, request_id: str
-    ) -> Sequence[LeaseGrant]: ...
-
-    async def grant(self, run_id: str, holder: str, lease_ms: int, request_id: str) -> LeaseGrant | Refused: ...
-
-    async def journal(self, right: Right, after: int) -> JournalPage | Refused: ...
-
-    async def fence(self, right: Right) -> Refused | None: ...
-
-    async def renew(self, rights: Sequence[Right]) -> Sequence[Renewed | Refused]: ...
-
-    async def release(self, right: Right, reason: str, detail: str, pause_ms: int) -> Done | Refused: ...
-
-    async def apply(
-        self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
-    ) -> StepAnswer | Refused: ...
-
-    async def save_result(self, right: Right, step_id: str, value_json: str) -> StepAnswer | Refused: ...
-
-    async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused: ...
-
-    async def checkpoint(self, right: Right, number: int, state_json: str) -> Done | Refused: ...
-
-    async def complete(
-        self, right: Right, result_json: str, asked: Sequence[str], dropped: Sequence[str]
-    ) -> Done | Refused: ...
-
-    async def fail(self, right: Right, error: str) -> Done | Refused: ...
-
-    async def preempt(self, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
-
-    async def thaw(self, run_id: str, by: str, note: str) -> Done | Refused: ...
-
-    async def resolve(
-        self,
-        run_id: str,
-        step_id: str,
-        verdict: ResolveVerdict,
-        by: str,
-        note: str,
-        receipt_json: str,
-        looked_at_ms: int | None,
-        expect_attempts: int | None,
-    ) -> Settled | Refused: ...
-
-    async def run(self, run_id: str) -> RunInfo | Refused: ...
-
-    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]: ...
-
-    async def events(self, run_id: str, after: int, limit: int) -> Sequence[EventInfo] | Refused: ...
-
-    async def steps(self, run_id: str, after: str | None, limit: int) -> Sequence[StepInfo] | Refused: ...
-
-    async def step(self, run_id: str, step_id: str) -> StepInfo | Refused: ...
-
-    async def held(self) -> Sequence[StepInfo]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +44,7 @@ class Signer:
 class Call:
     """One request, filled in by its checks. `right` is there exactly on the addresses that ask for a lease token."""
 
-    authority: Authority
+    authority: "Authority"
     signer: Signer
     run: str = ""
     step: str = ""
