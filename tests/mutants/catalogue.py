@@ -194,7 +194,7 @@ MUTANTS = (
         "protocol.run",
         '    if unsettled:\n        return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)\n    forgotten',
         "    forgotten",
-        "walk",
+        "scenarios",
         0,
     ),
     Mutant("fail_over_unsettled", "orphan", "protocol.run", "    if waiting:\n", "    if False:\n", "walk", 0),
