@@ -143,7 +143,7 @@ def answered_before_the_flush(patch: Patch) -> None:
     from tidefast.engine.engine import Engine
 
     async def submit(self: Any, command: Any) -> Any:
-        return self._judge(command)[1]
+        return self._judge(command)[1].verdict
 
     patch.setattr(Engine, "submit", submit)
 
