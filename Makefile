@@ -43,6 +43,12 @@ deep: $(STAMP)  ## longer runs: fresh random examples, twenty thousand interleav
 	@TIDEFAST_HYPOTHESIS=deep $(BIN)/python -m pytest -n 2 -q tests/protocol
 	@echo "deep: acceptance gates over 20000 interleavings"
 	@$(BIN)/tidefast sim --acceptance --interleavings 20000
+	@echo "deep: every state of small runs"
+	@$(BIN)/tidefast check
+	@echo "deep: all 40,320 orders of eight events"
+	@$(BIN)/tidefast sim --orders
+	@echo "deep: a campaign in virtual time"
+	@$(BIN)/tidefast sim --gate
 
 bench: $(BENCH)/.installed  ## measure against DBOS, in an environment of its own
 	@echo "bench: benchmarks/run.py"
