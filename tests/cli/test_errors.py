@@ -42,7 +42,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("start", "a", "{", *UNREACHABLE), 2, "error[usage]: INPUT is not JSON"),
     (("start", "a", "@nowhere", *UNREACHABLE), 2, "error[usage]: INPUT @nowhere"),
     (("runs", "--url", "ftp://x"), 2, "error[usage]: --url ftp://x — expected http://HOST:PORT"),
-    (("sim",), 2, "error[usage]: nothing to simulate was named — tidefast sim --acceptance"),
+    (("sim", "--hours", "0"), 2, "error[usage]: --hours 0 — expected more than 0"),
     (("runs",), 3, "error[store_refused]: "),
     (("audit", "--store", "nowhere.db"), 3, "error[store_refused]: "),
     (("thaw", "r-1"), 3, "error[store_refused]: "),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tidefast.protocol.answers import StepInfo
 from tidefast.protocol.canonical import canonical
 from tidefast.protocol.commands import ResolveVerdict
-from tidefast.protocol.ids import RunId
+from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Refused, Settled
 from tidefast.sim.provider import UNDONE_BY, told_receipt
 
@@ -26,6 +26,7 @@ class Person:
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
+        self._undone: set[tuple[RunId, StepId]] = set()  # by hand: whoever looks again finds nothing, and remembers why
 
     async def work(self) -> None:
         world = self._world
@@ -51,7 +52,10 @@ class Person:
             verdict: ResolveVerdict = "applied"
             if step.tool not in UNDONE_BY and chance.random() < 0.1 and self._is_over(step):
                 world.providers.take_back_by_hand(step.run_id, step.step_id)
+                self._undone.add((step.run_id, step.step_id))
                 verdict = "compensated"
+        elif (step.run_id, step.step_id) in self._undone:
+            verdict = "compensated"
         else:
             verdict = "refused" if chance.random() < 0.25 and step.tool not in UNDONE_BY else "not_applied"
         receipt = canonical(told_receipt(name)) if verdict == "applied" else "null"
