@@ -45,7 +45,7 @@ def recorded(
     start = {"s.db": path.read_bytes()}
     shim = Shim()
     with under(shim, patch, synchronous):
-        store = SqliteStore.open(path, create=False)
+        store = SqliteStore.open(path, create=False, adopt=True)
         acks = history(store, shim)
         store.close()
     return shim, start, acks
@@ -58,7 +58,7 @@ def lost(folder: Path, files: dict[str, bytes], acknowledged: int) -> str:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     try:
-        store = SqliteStore.open(folder / "s.db", create=False)
+        store = SqliteStore.open(folder / "s.db", create=False, adopt=True)
     except StoreError as error:
         return f"does not open: {error}"
     try:
@@ -122,7 +122,7 @@ def test_a_write_or_flush_that_fails_stops_the_store_and_loses_nothing(
         if acknowledged is None:
             break
         failures += 1
-        store = SqliteStore.open(path, create=False)
+        store = SqliteStore.open(path, create=False, adopt=True)
         assert lost_in(store, acknowledged) == "", at
         store.close()
         path.unlink()
@@ -132,7 +132,7 @@ def test_a_write_or_flush_that_fails_stops_the_store_and_loses_nothing(
 def fail_at(path: Path, shim: Shim, patch: pytest.MonkeyPatch, at: int, for_good: bool) -> int | None:
     """Commits until the planted failure; how many were acknowledged, None if the failure was never reached."""
     with under(shim, patch):
-        store = SqliteStore.open(path, create=False)
+        store = SqliteStore.open(path, create=False, adopt=True)
         shim.calls, shim.fail_at, shim.for_good = 0, at, for_good
         driver = Driver(store)
         acknowledged, told = 0, ""
@@ -197,6 +197,6 @@ def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(folder: Path)
         told = b"".join(process.stdout.readline() for _ in range(chance.randrange(1, 25)))
         process.kill()
         told += process.communicate()[0]  # what it said between our last look and its death counts too
-        store = SqliteStore.open(path, create=False)
+        store = SqliteStore.open(path, create=False, adopt=True)
         assert lost_in(store, int(told.splitlines()[-1])) == ""
         store.close()
