@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from tidefast.cli.embedded import LocalAuthority
 
 import tidefast as tf
 from tidefast.cli import wiring
-from tidefast.cli.embedded import LocalAuthority
 from tidefast.cli.place import system_clock
 from tidefast.sdk.heartbeat import LoopHeartbeat
 from tidefast.sdk.worker import Worker
