@@ -24,7 +24,7 @@ def test_a_copy_is_refused_and_nothing_in_it_changes(tmp_path: Path) -> None:
     made(tmp_path / "s.db")
     shutil.copy(tmp_path / "s.db", tmp_path / "copy.db")
     before = (tmp_path / "copy.db").read_bytes()
-    with pytest.raises(StoreRefused, match="is a copy.*tidefast adopt"):
+    with pytest.raises(StoreRefused, match=r"is a copy.*tidefast adopt"):
         SqliteStore.open(tmp_path / "copy.db", create=False)
     assert (tmp_path / "copy.db").read_bytes() == before
     SqliteStore.open(tmp_path / "s.db", create=False).close()
