@@ -84,5 +84,30 @@ QUICK: tuple[Config, ...] = (
     Config("quick: restarts", (keyed("pay", retries=1),), 1, restarts=True, slow_looks=False, fails=False),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
 )
-GATE: tuple[Config, ...] = QUICK
+GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have work to the end
+    Config("keyless × 2, 2 workers, 3 faults", (keyless("mail"), keyless("wire")), 3, declines=False, **LEAN),
+    Config("keyed, 2 workers, 2 faults, all kinds", (keyed("pay"),), 2, doubles=True, days=True),
+    Config(
+        *("keyed, one retry, restarts, 2 faults", (keyed("pay", retries=1),), 2),
+        restarts=True,
+        exiles=False,
+        slow_looks=False,
+        fails=False,
+    ),
+    Config("keyed, other words and accounts, 2 faults", (keyed("pay"),), 2, words=True, changes=True, **LEAN),
+    Config("keyed, 3 workers, 2 faults", (keyed("pay"),), 2, workers=3, **LEAN),
+    Config("keyed + keyless, 1 fault", (keyed("pay"), keyless("mail")), 1, exiles=False, slow_looks=False),
+    Config(
+        *("keyless + undo, undone by hand, 2 faults", (undoable("pay", KEYLESS),), 2),
+        by_hand=True,
+        exiles=False,
+        slow_looks=False,
+        fails=False,
+    ),
+    Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
+    Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
+    Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
+    Config("a reading, 2 faults", (Tool("look", READ),), 2),
+    Config("keyed, grants counted, 1 fault", (keyed("pay"),), 1, counts_grants=True, **LEAN),
+)
 BY_NAME = {config.name: config for config in (*QUICK, *GATE)}
