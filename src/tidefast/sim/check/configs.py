@@ -98,7 +98,7 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     Config("keyed, 3 workers, 2 faults", (keyed("pay"),), 2, workers=3, **LEAN),
     Config("keyed + keyless, 1 fault", (keyed("pay"), keyless("mail")), 1, exiles=False, slow_looks=False),
     Config(
-        *("keyless + undo, undone by hand, 2 faults", (undoable("pay", KEYLESS),), 2),
+        *("keyless + undo, undone by hand, 1 fault", (undoable("pay", KEYLESS),), 1),
         by_hand=True,
         exiles=False,
         slow_looks=False,
@@ -107,7 +107,7 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
-    Config("a reading, 2 faults", (Tool("look", READ),), 2),
+    Config("a reading, 1 fault", (Tool("look", READ),), 1),
     Config("keyed, grants counted, 1 fault", (keyed("pay"),), 1, counts_grants=True, **LEAN),
 )
 BY_NAME = {config.name: config for config in (*QUICK, *GATE)}
