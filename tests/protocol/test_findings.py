@@ -1,4 +1,4 @@
-"""What an attack on the rules found: each test says what must hold. A mark is taken away when its fault is mended."""
+"""What attacks on the rules found, and the rigs after them: each test says what must hold, and its fault is mended."""
 
 import decimal
 import tomllib
@@ -28,11 +28,6 @@ from tidefast.protocol.ids import StepId
 
 LOOK = StepId("look")
 HTTP = {"kind": "http", "url": "http://h/"}
-
-
-def finding(number: int) -> pytest.MarkDecorator:
-    """Not mended yet. Strict: the test that begins to pass says that its mark has to go."""
-    return pytest.mark.xfail(reason=f"finding {number} of the attack on the rules", strict=True)
 
 
 def two_attempts(contract: Any = KEYED) -> Book:
@@ -450,3 +445,46 @@ def test_an_older_owner_that_speaks_late_leaves_a_newer_attempt_in_flight() -> N
     book = two_attempts()
     book.settle("doubted", attempt=1)
     assert (book.step().state, [a.state for a in book.step().attempts]) == ("fenced", ["doubted", "out"])
+
+
+# --- found by the exhaustive search after the first landing
+
+
+def diverged_after_its_undo() -> Book:
+    """Pay is lost, replayed and undone; the run is complete; then the first attempt's own receipt comes."""
+    book = Book()
+    book.granted()
+    book.admit()
+    book.settle("doubted")
+    book.admit()
+    book.settle(attempt=2)
+    book.compensate()
+    book.settle(step_id=UNDO)
+    book.complete(asked={PAY, UNDO})
+    book.settle(attempt=1)
+    assert (book.head.end, book.head.diverged) == ("completed", (PAY,))
+    return book
+
+
+@pytest.mark.parametrize("verdict", ["applied", "compensated"])
+def test_a_verdict_in_a_diverged_run_is_taken_of_the_step_that_diverged_and_of_no_other(verdict: Any) -> None:
+    book = diverged_after_its_undo()
+    book.ms += TIMEOUT_MS + 1
+    assert not book.resolve(verdict, UNDO).events
+    assert book.step(UNDO).state == "committed"
+
+
+def test_a_committed_step_whose_other_attempt_applied_too_stays_committed_by_the_word_of_a_person() -> None:
+    book = Book()
+    book.granted()
+    book.admit()
+    book.settle("unsent")
+    book.admit()
+    book.settle(attempt=2)
+    book.settle("applied", attempt=1)
+    assert (book.head.frozen, book.step().state) == ("diverged", "committed")
+    assert code(book.thaw()) == "run_frozen"
+    book.resolve("applied")
+    assert (book.step().state, book.head.unsettled, book.head.diverged) == ("committed", (), ())
+    book.thaw()
+    assert code(book.complete(asked={PAY})) == "Done"

@@ -207,11 +207,11 @@ def test_a_restated_call_needs_its_tool_and_its_request() -> None:
     assert told(book.submit(other)) == ("invalid", [])
 
 
-def test_a_first_http_call_without_its_request_is_refused_or_sent_never_half_stored() -> None:
-    """The request bytes are what a replay sends: the core may refuse a missing one, it must not raise."""
+def test_a_first_http_call_without_its_request_is_refused_because_a_replay_could_send_nothing() -> None:
     book = Book()
     book.granted()
-    book.submit(Admit(book.right(), PAY, "charge", "{}", "d" * 64, KEYED, None, HERE, book.ms + 1))
+    command = Admit(book.right(), PAY, "charge", "{}", "d" * 64, KEYED, None, HERE, book.ms + 1)
+    assert told(book.submit(command)) == ("invalid", [])
 
 
 def test_a_pending_step_whose_account_changed_is_restated_with_todays_contract() -> None:

@@ -40,8 +40,8 @@ LOCAL = Contract("local", "python", key="field:key", key_ttl_ms=86_400_000)
 CONTRACTS = {contract_digest(each): each for each in (CHARGE, PATIENT, UUID, ROUGH, LOOK, REFUND, LOCAL)}
 
 
-def request_of(contract: Contract, args: Mapping[str, Any], step: str) -> Request | None:
-    key = step_key(NAMESPACE, RUN, StepId(step))
+def request_of(contract: Contract, args: Mapping[str, Any], step: str, run: RunId = RUN) -> Request | None:
+    key = step_key(NAMESPACE, run, StepId(step))
     return render_request(contract, args, key) if contract.kind == "http" else None
 
 
@@ -97,7 +97,7 @@ class Books:
                 args_json=text,
                 call_digest=call_digest(tool.tool, text),
                 contract=tool,
-                request=request_of(tool, args, step) if self.run_id == RUN else None,
+                request=request_of(tool, args, step, self.run_id),
                 owner=BOOT,
                 deadline_ms=self.ms + SEND_MS,
                 stored=stored,
@@ -124,7 +124,7 @@ class Books:
                 args_json=text,
                 call_digest=call_digest(tool.tool, text),
                 contract=tool,
-                request=request_of(tool, args, step + "~undo") if self.run_id == RUN else None,
+                request=request_of(tool, args, step + "~undo", self.run_id),
                 owner=BOOT,
                 deadline_ms=self.ms + SEND_MS,
             )

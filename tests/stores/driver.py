@@ -5,7 +5,7 @@ from typing import Any
 
 from tidefast.protocol import commands as c
 from tidefast.protocol.canonical import call_digest, canonical
-from tidefast.protocol.contracts import Contract, contract_digest
+from tidefast.protocol.contracts import Contract, contract_digest, render_request
 from tidefast.protocol.events import CHAIN_START, chain
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId
@@ -39,7 +39,7 @@ class Driver:
     def submit(self, *commands: c.Command) -> Verdict:
         """Decide the commands, commit what they wrote, answer the last verdict."""
         batch, verdicts = self.gather(commands)
-        if not batch.is_empty:
+        if batch.events or batch.heads:
             self.store.commit(batch)
         return verdicts[-1]
 
@@ -109,7 +109,7 @@ class Driver:
             args_json=args_json,
             call_digest=call_digest(contract.tool, args_json),
             contract=contract,
-            request=None,
+            request=render_request(contract, {"step": step}, "0" * 32),
             owner=BOOT,
             deadline_ms=self.ms + SEND_MS,
         )

@@ -309,7 +309,7 @@ def _resolved(step: Step, event: Event, data: Data) -> Step:
         closed_by=None if verdict == "applied" else step.closed_by,
         reason=f"resolved:{verdict}",
         receipt_seq=event.seq if verdict == "applied" and step.state not in HAS_RECEIPT else step.receipt_seq,
-        settled_seq=event.seq if state in ("rejected", "compensated") else step.settled_seq,
+        settled_seq=event.seq if state in ("rejected", "compensated", "committed") else step.settled_seq,
     )
 
 

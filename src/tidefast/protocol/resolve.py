@@ -3,7 +3,7 @@
 Laws. A verdict acts on the state at commit; `expect_attempts` refuses it if the step has had another attempt since the
 person looked. *It did not happen* rests on the contract's word that nothing lands after an attempt's deadline, so it is
 refused while a request may still be on the wire, and the look must be later than every deadline (law 14). Evidence is
-dated by when it was asked for. While a run is frozen as diverged, applied and compensated are accepted from any state.
+dated by when it was asked for. Of a step that diverged, applied and compensated are accepted from any state.
 """
 
 from tidefast.protocol.canonical import text_json
@@ -45,7 +45,10 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
     refusal = _not_decidable(head, step, command) or _too_early(view, head, step, command, now)
     if refusal is not None:
         return refusal
-    state = RESOLVED_STATE[command.verdict]
+    # A committed step whose other attempt turned out to have applied as well has nothing left to be joined.
+    state = (
+        "committed" if (command.verdict, step.state) == ("applied", "committed") else RESOLVED_STATE[command.verdict]
+    )
     data = object_json(
         by=text_json(command.by),
         note=text_json(command.note),
@@ -58,12 +61,12 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
 
 
 def _not_decidable(head: RunHead, step: Step, command: Resolve) -> Decision | None:
-    """A verdict is taken on a step in doubt or held; of a diverged run, also on others."""
+    """A verdict is taken on a step in doubt or held, and on a step whose receipts contradict the books."""
     if step.kind == "local":
         return refuse(head, "already_decided", "is_local", step=step.step_id, state=step.state)
     if step.undo_of is not None and command.verdict == "compensated":
         return refuse(head, "already_decided", "is_an_undo", step=step.step_id, state=step.state)
-    if head.frozen == "diverged" and command.verdict in ("applied", "compensated"):
+    if step.step_id in head.diverged and command.verdict in ("applied", "compensated"):
         return None
     if step.state not in ("in_doubt", "held") or step.closed_by is not None:
         return refuse(head, "already_decided", step.state, step=step.step_id, state=step.state)

@@ -71,8 +71,9 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
         return refuse(head, "invalid", "derived_id", step=command.step_id)
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
-    if command.args_problem:
-        return refuse(head, "invalid", "args", tool=command.tool, step=command.step_id, problem=command.args_problem)
+    problem = unfit(command, command.contract)
+    if problem:
+        return refuse(head, "invalid", "args", tool=command.tool, step=command.step_id, problem=problem)
     if command.contract.effect in MUTATING:
         blocked = blocked_by(head, command.step_id, None, now)
         if blocked is not None:
@@ -80,6 +81,13 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     key = step_key(view.namespace, head.run_id, command.step_id)
     verdict, event = new_intent(head, command, command.contract, key, 1, now)
     return accept(head, verdict, event)
+
+
+def unfit(command: Admit | Compensate, contract: Contract) -> str:
+    """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
+    if isinstance(command, Admit) and command.args_problem:
+        return command.args_problem
+    return "no request was rendered" if contract.kind == "http" and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -181,8 +189,8 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
-    problem = command.args_problem if isinstance(command, Admit) else ""
-    if problem or (command.contract.kind == "http" and command.request is None):
+    problem = unfit(command, command.contract)
+    if problem:
         return refuse(head, "invalid", "args", tool=command.tool, step=step.step_id, problem=problem)
     verdict, event = new_intent(head, command, command.contract, step.key, len(step.attempts) + 1, now)
     return accept(head, verdict, event)
