@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from tidefast.protocol.contracts import Contract, Credential, Refusal, Request, 
 from tidefast.protocol.ids import Epoch
 from tidefast.services import http_sender
 from tidefast.services.http_sender import HttpSender
-from tidefast.services.tools import Outcome
+from tidefast.services.tools import ConfigError, Outcome, ToolBook
 
 KEY = "0" * 32
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -25,6 +26,7 @@ class Provider:
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
         self.heard: list[bytes] = []
+        self.connections = 0
 
     async def __aenter__(self) -> "Provider":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -35,6 +37,7 @@ class Provider:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.heard.append(head)
@@ -249,3 +252,32 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
 def test_the_stored_request_is_what_is_sent() -> None:
     request = render_request(Contract("charge", "http", url="http://h/"), {"b": 1, "a": "ü"}, KEY)
     assert request == Request("POST", "http://h/", {"Content-Type": "application/json"}, '{"a":"ü","b":1}')
+
+
+@pytest.mark.parametrize("value", ["Bearer x\n", " Bearer x", "Bearer \x00", "Bearer ü"])
+def test_a_credential_that_no_header_can_carry_is_told_at_the_start_and_never_sent(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    credential = Credential("Authorization", "CHARGE_TOKEN")
+    monkeypatch.setattr("os.environ", {**os.environ, "CHARGE_TOKEN": value})
+    with pytest.raises(ConfigError, match="CHARGE_TOKEN"):
+        ToolBook([Contract("charge", "http", url="http://h/", credential=credential)])
+    assert told(saying(answer(201)), credential=credential).kind == "unsent"
+
+
+@pytest.mark.parametrize(("more", "connections"), [({}, 1), ({"key": "none", "key_ttl_ms": 0}, 2)])
+def test_who_can_not_replay_gets_a_fresh_connection_for_each_request(more: dict[str, Any], connections: int) -> None:
+    """A kept connection may be closed in the moment it is used again: harmless with a key, a doubt to hold without."""
+
+    async def run() -> int:
+        async with Provider(saying(answer(201))) as provider:
+            contract = provider.contract(**more)
+            clock = SystemClock(0)
+            sender = HttpSender(clock)
+            for _ in range(2):
+                request = render_request(contract, {}, KEY)
+                await sender.send(contract, request, clock.now().ms + 5_000, step="r/s", epoch=Epoch(1))
+            await sender.close()
+            return provider.connections
+
+    assert asyncio.run(run()) == connections

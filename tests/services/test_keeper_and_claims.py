@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+import structlog
 
 from tidefast.engine.clock import SystemClock
 from tidefast.protocol.ids import RunId
@@ -106,3 +107,45 @@ def test_a_sync_tool_that_got_no_thread_in_time_was_never_called() -> None:
 
     asyncio.run(run())
     assert called == []
+
+
+def test_a_frozen_authority_is_no_reason_to_take_a_lease_away() -> None:
+    """A gap in the sweep's own ticks of more than half the shortest lease was the authority's silence."""
+
+    async def test(world: World) -> None:
+        await world.authority.create_run("r", "agent", "1", "{}")
+        await world.authority.grant("r", "w", LEASE_MS, "")
+        keeper = Keeper(world.engine, sweep_ms=1_000)
+        assert not keeper._has_slept(2_000)
+        assert not keeper._has_slept(LEASE_MS // 2)
+        assert keeper._has_slept(LEASE_MS // 2 + 1)
+        world.clock.advance(LEASE_MS + 1)
+        world.clock.begin_grace()
+        assert await keeper.sweep() == 0
+        world.clock.advance(LEASE_MS)
+        assert await keeper.sweep() == 1
+
+    in_world(test)
+
+
+def test_a_wall_clock_that_is_set_is_told_once_and_moves_no_lease() -> None:
+    async def test(world: World) -> None:
+        swept = asyncio.Event()
+
+        class Watched(Keeper):
+            async def sweep(self) -> int:
+                swept.set()
+                return await super().sweep()
+
+        keeper = Watched(world.engine, sweep_ms=1)
+        with structlog.testing.capture_logs() as logs:
+            await keeper.start()
+            for _ in range(3):
+                swept.clear()
+                await swept.wait()
+                if not logs:
+                    world.clock.wall_ms += 3_600_000
+            await keeper.stop()
+        assert [entry["event"] for entry in logs] == ["wall_clock_stepped"]
+
+    in_world(test)

@@ -11,10 +11,10 @@ import structlog
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.commands import Lapse, MarkLost
-from tidefast.protocol.lease import is_lapsed
+from tidefast.protocol.lease import LEASE_DEFAULT_MS, is_lapsed
 
 SWEEP_MS = 1_000
-GAP_MS = 5_000  # a sweep that comes this late has slept: the process was frozen, or the host was
+STEP_MS = 1_000  # a wall clock that moves this far between two sweeps was set by somebody
 log = structlog.get_logger("tidefast.keeper")
 
 
@@ -61,12 +61,24 @@ class Keeper:
             log.info("leases_lapsed", count=len(lapsed), runs=lapsed[:10])
         return len(lapsed)
 
+    def _has_slept(self, gap_ms: int) -> bool:
+        """Whether a sweep comes so late that holders can't have been heard: the process was frozen, or the host was."""
+        if gap_ms <= 2 * self._sweep_ms:
+            return False
+        shortest_ms = min((head.lease_ms for head in self._engine.live_runs()), default=LEASE_DEFAULT_MS)
+        return gap_ms > shortest_ms // 2
+
     async def _sweep_on(self) -> None:
-        last_ms = self._engine.clock.now().ms
+        began = self._engine.clock.now()
+        last_ms, drift_ms = began.ms, began.wall_ms - began.ms
         while True:
             await asyncio.sleep(self._sweep_ms / 1_000)
-            now_ms = self._engine.clock.now().ms
-            if now_ms - last_ms > max(GAP_MS, 2 * self._sweep_ms):
+            now = self._engine.clock.now()
+            now_ms = now.ms
+            if abs(now.wall_ms - now.ms - drift_ms) > STEP_MS:
+                log.warning("wall_clock_stepped", by_ms=now.wall_ms - now.ms - drift_ms)  # it moves no lease
+                drift_ms = now.wall_ms - now.ms
+            if self._has_slept(now_ms - last_ms):
                 self._engine.clock.begin_grace()
                 log.warning("sweep_gap", gap_ms=now_ms - last_ms)
             last_ms = now_ms
