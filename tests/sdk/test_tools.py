@@ -43,7 +43,7 @@ async def _judge(runner: PythonRunner, clock: SystemClock) -> None:
     assert await runner("mail", {"to": "you"}, "k", late) == Outcome("doubted", reason="TypeError")
 
 
-def test_in_this_process() -> None:
+def test_a_call_that_does_not_fit_its_tool_was_never_sent_in_this_process() -> None:
     names: dict[str, tf.App] = {}
     exec(APP, names)
     clock, tools = SystemClock(0), names["app"].tools
@@ -51,7 +51,9 @@ def test_in_this_process() -> None:
     asyncio.run(_judge(LocalRunner(clock, functions, frozenset(("charge",))), clock))
 
 
-def test_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_does_not_fit_its_tool_was_never_sent_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toolbox.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
 

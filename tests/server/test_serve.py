@@ -427,7 +427,8 @@ def test_a_caller_that_hangs_up_while_it_waits_is_granted_nothing() -> None:
 PROCESS = """
 import sys
 from tests.server.support import STEP, Spy, app_of
-from tidefast.server.serve import run, serve
+import uvloop
+from tidefast.server.serve import serve
 
 class Slow(Spy):
     async def apply(self, *args):
@@ -436,7 +437,7 @@ class Slow(Spy):
         return STEP
 
 app = app_of(Slow())
-run(serve(app, "127.0.0.1", 0, lambda url: print(url, flush=True)))
+uvloop.run(serve(app, "127.0.0.1", 0, lambda url: print(url, flush=True)))
 print("returned", flush=True)
 """
 

@@ -36,10 +36,6 @@ class SystemClock:
     def begin_grace(self) -> None:
         self._grace_from_ms = self._base_ms + _boot_ms()
 
-    def wall_drift_ms(self) -> int:
-        """How far the wall clock stands from the authority's clock; a step of it shows here and moves nothing."""
-        return _wall_ms() - (self._base_ms + _boot_ms())
-
 
 def start_ms(wall_ms: int, mark_ms: int) -> int:
     """Where an authority's clock starts: after everything that an earlier life of it can have committed."""

@@ -23,7 +23,6 @@ GRANTS_WITHOUT_PROGRESS_MAX = 10
 PAUSE_FROM_GRANT = 3  # the first two takeovers are ordinary; from the third on something is wrong
 PAUSE_FIRST_MS = 1_000
 PAUSE_MAX_MS = 60_000
-NO_EPOCH = Epoch(0)
 
 
 def refuse(head: RunHead, code: Code, reason: str, **facts: JSON) -> Decision:

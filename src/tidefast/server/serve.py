@@ -12,11 +12,10 @@ import ipaddress
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import uvicorn
-import uvloop
 from starlette.applications import Starlette
 
 from tidefast.server.door import is_loopback
@@ -80,12 +79,6 @@ async def serve(
         await _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready).serve([listener])
     finally:
         listener.close()
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on uvloop."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
 
 
 class _Server(uvicorn.Server):

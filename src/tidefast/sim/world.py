@@ -50,7 +50,6 @@ class Call:
     tool: str
     key: str
     args: Mapping[str, JSON]
-    has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     may_go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
 

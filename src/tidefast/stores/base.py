@@ -59,10 +59,6 @@ class Batch:
     contracts: dict[str, str] = field(default_factory=dict)
     mark_ms: int = 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.events or self.heads)
-
 
 def utf8_length(text: str) -> int:
     """How many bytes a text takes."""
