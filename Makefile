@@ -7,7 +7,7 @@ BENCH  := .venv-bench
 PIP    := -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check deep bench docs setup
+.PHONY: help run test rigs check deep bench docs setup
 .DELETE_ON_ERROR:
 
 help:  ## say what each target does
@@ -22,7 +22,11 @@ run: $(STAMP)  ## show the two holes and how they are closed: the demo
 
 test: $(STAMP)  ## all tests, two processes
 	@echo "test: pytest on two processes"
-	@$(BIN)/python -m pytest -n 2 -q
+	@$(BIN)/python -m pytest -n 2 -q -m "not rig"
+
+rigs: $(STAMP)  ## the rigs at their gate figures: races, fuzzing, overload, losses
+	@echo "rigs: pytest on two processes, the tests marked rig"
+	@$(BIN)/python -m pytest -n 2 -q -m rig
 
 check: $(STAMP)  ## lint, format, types, imports between rooms, branch coverage of the protocol
 	@echo "check: ruff check"

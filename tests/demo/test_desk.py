@@ -63,6 +63,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
 
 
+@pytest.mark.rig
 def test_under_fire_every_ticket_ends_and_the_books_balance(tmp_path: Path) -> None:
     code, report = run(tmp_path, "--seed", "5", "--tickets", str(TICKETS))
     assert (code, report["problems"], report["ok"]) == (0, [], True)
