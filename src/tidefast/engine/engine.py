@@ -203,7 +203,7 @@ class Engine:
         entry = self._entry(need.run_id)
         if entry is None and isinstance(command, CreateRun):
             entry = RunEntry(self._new_key(), None)
-        view = self._view(entry, need.steps, need.open_steps, need.forgotten)
+        view = self._view(entry, need.steps, need.effects, need.forgotten)
         decision = decide(view, command, self.clock.now())
         if entry is None:
             return None, decision
@@ -242,12 +242,12 @@ class Engine:
         stored = self.store.step_ids(entry.key, IDS_KEPT + 1)
         return {*stored, *entry.steps} if len(stored) <= IDS_KEPT else None
 
-    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
+    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], effects: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
         if entry is None or head is None:
             return View(identity.namespace, identity.incarnation, self._instances)
-        if open_steps:
-            ids = [step.step_id for step in head.open]
+        if effects:
+            ids = [*self._effects(entry), *(step.step_id for step in head.open)]
         steps: dict[StepId, Step] = {}
         contracts: dict[str, Contract] = {}
         for step_id in ids:
@@ -258,6 +258,12 @@ class Engine:
                     contracts[step.contract] = self.contract(step.contract)
         left = self._forgotten(entry, head) if forgotten else ()
         return View(identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left)
+
+    def _effects(self, entry: RunEntry) -> list[StepId]:
+        """Every mutating step of a run, durable or not."""
+        stored = self.store.effects(entry.key)
+        in_memory = [step.step_id for step in entry.steps.values() if step.is_mutating]
+        return list(dict.fromkeys([*stored, *in_memory]))
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""

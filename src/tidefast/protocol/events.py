@@ -36,9 +36,13 @@ Kind = Literal[
     "checkpoint_saved",
     "run_frozen",
     "run_thawed",
+    "run_paused",
+    "run_resumed",
     "run_failing",
+    "run_cancelling",
     "run_completed",
     "run_failed",
+    "run_cancelled",
 ]
 
 CHAIN_START = "0" * 64  # the digest before a run's first event

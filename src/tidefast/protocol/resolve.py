@@ -10,6 +10,7 @@ from tidefast.protocol.canonical import text_json
 from tidefast.protocol.commands import Resolve
 from tidefast.protocol.events import object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
+from tidefast.protocol.oversight import moved
 from tidefast.protocol.records import NOT_SETTLED, Now, RunHead, Step, StepState, View
 from tidefast.protocol.verdicts import Decision, Settled
 
@@ -33,6 +34,9 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
         "committed",
     ):
         return accept(head, Settled(step.state, joined=False))
+    looked_before = moved(head, command.expect_epoch)
+    if looked_before is not None:
+        return looked_before
     if command.expect_attempts is not None and command.expect_attempts != len(step.attempts):
         return refuse(
             head,

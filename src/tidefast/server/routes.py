@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tidefast.protocol.commands import RUN_VERBS
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.records import Right
 from tidefast.server import verbs
@@ -73,8 +74,7 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True)},
     RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True)},
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
+    **{f"{RUN}/{verb}": {"POST": Verb("operator", m.Oversee, verbs.oversee(verb))} for verb in RUN_VERBS},
     "/v1/held": {"GET": Verb("open", m.Empty, verbs.held)},
     "/healthz": {"GET": Verb("open", m.Empty, verbs.healthz)},
     "/readyz": {"GET": Verb("open", m.Empty, verbs.readyz)},

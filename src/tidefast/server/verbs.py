@@ -5,10 +5,12 @@ was live a moment ago. Whether it still is, the rules decide in the transaction 
 """
 
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidefast.protocol.answers import LeaseGrant
+from tidefast.protocol.commands import RunVerb
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
@@ -125,7 +127,7 @@ async def renew_many(call: Call) -> Outcome:
 
 async def release(call: Call) -> Outcome:
     asked: m.Release = call.message
-    return told(await call.authority.release(call.holds, asked.reason, asked.detail, asked.pause_ms))
+    return told(await call.authority.release(call.holds, asked.reason, asked.detail))
 
 
 async def journal(call: Call) -> Outcome:
@@ -154,7 +156,11 @@ async def save_result(call: Call) -> Outcome:
 
 async def compensate(call: Call) -> Outcome:
     asked: m.Compensate = call.message
-    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms))
+    if (asked.tool is None) != (asked.args is None):
+        missing = "tool" if asked.tool is None else "args"
+        return invalid("field_missing", "send both `tool` and `args`, or neither", {"field": missing})
+    given = None if asked.tool is None or asked.args is None else (asked.tool, asked.args)
+    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms, given))
 
 
 async def checkpoint(call: Call) -> Outcome:
@@ -172,23 +178,24 @@ async def fail(call: Call) -> Outcome:
     return told(await call.authority.fail(call.holds, asked.error))
 
 
-async def preempt(call: Call) -> Outcome:
-    asked: m.Preempt = call.message
-    expected = None if asked.expect is None else asked.expect.epoch
-    return told(await call.authority.preempt(call.run, OPERATOR, asked.note, expected))
+def oversee(verb: RunVerb) -> Callable[[Call], Awaitable[Outcome]]:
+    """An operator's verb on a run."""
 
+    async def ask(call: Call) -> Outcome:
+        asked: m.Oversee = call.message
+        expected = None if asked.expect is None else asked.expect.epoch
+        return told(await call.authority.oversee(verb, call.run, OPERATOR, asked.note, expected))
 
-async def thaw(call: Call) -> Outcome:
-    asked: m.Thaw = call.message
-    return told(await call.authority.thaw(call.run, OPERATOR, asked.note))
+    return ask
 
 
 async def resolve(call: Call) -> Outcome:
     asked: m.Resolve = call.message
-    expected = None if asked.expect is None else asked.expect.attempts
+    expected = asked.expect or m.Expect()
+    verdict, note, receipt, looked = asked.verdict, asked.note, asked.receipt, asked.looked_at_ms
     return told(
         await call.authority.resolve(
-            call.run, call.step, asked.verdict, OPERATOR, asked.note, asked.receipt, asked.looked_at_ms, expected
+            *(call.run, call.step, verdict, OPERATOR, note, receipt, looked, expected.attempts, expected.epoch)
         )
     )
 

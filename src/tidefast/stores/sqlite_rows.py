@@ -103,6 +103,7 @@ FORGOTTEN = (
     "SELECT step_id, effect FROM steps WHERE run_key = ? AND settled_seq > ? AND settled_seq > 0 AND epoch <> ?"
     " AND state IN ('committed', 'rejected', 'compensated') ORDER BY settled_seq"
 )
+EFFECTS = "SELECT step_id, effect FROM steps WHERE run_key = ?"
 JOURNAL = (
     "SELECT s.step_id, s.kind, s.state, s.epoch, s.key, s.call_digest, s.settled_seq, s.reason,"
     " coalesce(e.data, '{}'), s.closed_by FROM steps s LEFT JOIN events e"
@@ -111,7 +112,8 @@ JOURNAL = (
     " AND s.state IN ('committed', 'rejected', 'compensated') ORDER BY s.settled_seq"
 )
 CLAIMABLE = (
-    "SELECT run_key, run_id FROM runs WHERE agent = ? AND state IN ('claimable', 'failing') AND not_before_ms <= ?"
+    "SELECT run_key, run_id FROM runs WHERE agent = ? AND state IN ('claimable', 'failing', 'cancelling')"
+    " AND not_before_ms <= ?"
     " AND (? OR agent_version IN (SELECT value FROM json_each(?))) ORDER BY run_key LIMIT ?"
 )
 RUN_KEY = "SELECT run_key FROM runs WHERE run_id = ?"

@@ -115,7 +115,7 @@ class Words:
             parts.append("journal " + " ".join(f"{entry.step_id}={entry.state}" for entry in grant.journal))
         if grant.unsettled:
             parts.append(f"unsettled {' '.join(grant.unsettled)}")
-        return "granted " + ", ".join(parts + ["the run is failing"] * grant.is_failing)
+        return "granted " + ", ".join(parts + ["the run is ending"] * grant.is_ending)
 
     def _facts(self, data: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
         found = []
