@@ -17,11 +17,19 @@ from tidefast.protocol.contracts import (
     Probe,
     Require,
     Undo,
+    sender_parts,
 )
 from tidefast.protocol.fields import Fields, Problem
 from tidefast.protocol.patterns import PLACEHOLDER, Pattern, placeholders
 
 TIMEOUT_MAX_MS = 3_600_000
+LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
+# What makes no sense for a mail: its codes are fixed by SMTP itself, and no server remembers a key.
+NOT_FOR_MAIL = (
+    *("method", "key", "key_form", "key_ttl", "ttl_from", "key_scope", "payload_bound"),
+    *("refusals", "retries", "stored_failures", "body", "expect"),
+)
+_HEADER_AND_VARIABLE = "a header's name and an environment variable's name"
 COUNT_MAX = 2**53 - 1
 PATTERN_LIST = 'a list like [402, { status = 400, "error.code" = "declined" }]'
 REUSED = Pattern(422)  # what the draft standard of the header Idempotency-Key says for a key with another body
@@ -36,7 +44,7 @@ def parse_contract(tool: str, table: Mapping[str, object]) -> tuple[Contract | N
     reader = _Reader(table)
     contract = Contract(
         tool=tool,
-        kind=reader.choice("kind", ("http", "python")),
+        kind=reader.choice("kind", ("http", "python", "smtp")),
         effect=reader.choice("effect", ("external", "none"), default="external"),
         url=reader.text("url"),
         method=reader.choice("method", ("POST", "PUT", "PATCH", "DELETE", "GET"), default="POST"),
@@ -52,6 +60,8 @@ def parse_contract(tool: str, table: Mapping[str, object]) -> tuple[Contract | N
         stored_failures=reader.flag("stored_failures"),
         undo=reader.undo(),
         credential=reader.credential(),
+        sender=reader.text("from"),
+        tls=reader.choice("tls", ("starttls", "tls", "none"), default="starttls"),
         body=reader.choice("body", ("json", "form"), default="json"),
         ttl_from=reader.choice("ttl_from", ("first_sent", "completed"), default="first_sent"),
         payload_bound=reader.payload_bound(),
@@ -64,7 +74,7 @@ def parse_contract(tool: str, table: Mapping[str, object]) -> tuple[Contract | N
         limits=reader.limits(),
         secret=reader.secret(),
     )
-    problems = reader.problems() + relations(contract) + reader.unknown()
+    problems = reader.problems() + relations(contract, table) + reader.unknown()
     return (None if problems else contract), problems
 
 
@@ -198,14 +208,17 @@ class _Reader(Fields):
         return tuple(value)
 
     def credential(self) -> Credential | None:
-        inner = self._table_of("credential", '{ header = "Authorization", env = "NAME" }')
+        is_mail = self.get("kind") == "smtp"
+        example = '{ user = "NAME", env = "NAME" }' if is_mail else '{ header = "Authorization", env = "NAME" }'
+        inner = self._table_of("credential", example)
         if inner is None:
             return None
-        header, env = inner.text("header"), inner.text("env")
-        if not _HEADER_NAME.fullmatch(header) or not env:
-            self.fault("credential", "expected a header's name and an environment variable's name")
+        header, env = inner.text("user" if is_mail else "header"), inner.text("env")
         self.closed(inner)
-        return Credential(header, env)
+        if not header or not env or not (is_mail or _HEADER_NAME.fullmatch(header)):
+            what = "a user's name and the name of the variable with the password" if is_mail else _HEADER_AND_VARIABLE
+            self.fault("credential", f"expected {what}, like {example}")
+        return Credential("", env, header) if is_mail else Credential(header, env)
 
     def _table_of(self, name: str, example: str) -> Fields | None:
         value = self.get(name)
@@ -227,20 +240,25 @@ def _path_of_argument(inner: Fields, name: str) -> str:
     return path
 
 
-def relations(contract: Contract) -> tuple[Problem, ...]:
+def relations(contract: Contract, table: Mapping[str, object]) -> tuple[Problem, ...]:
     """What must hold between members."""
-    return tuple(Problem(member, expected) for member, expected in _misfits(contract))
+    return tuple(Problem(member, expected) for member, expected in _misfits(contract, table))
 
 
-def _misfits(contract: Contract) -> Iterator[tuple[str, str]]:
+def _misfits(contract: Contract, table: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     try:
         contract.to_json()
     except CanonicalError as error:
         yield "args", f"expected a contract that can be stored: {error}"
     if contract.kind == "http":
         yield from _url_faults("url", contract.url, ("args.",))
+    elif contract.kind == "smtp":
+        yield from _mail_faults(contract, table)
     elif contract.url or contract.credential or contract.key not in ("none", PYTHON_KEY):
         yield "kind", f"a python tool has no url and no credential; its key is none or {PYTHON_KEY}"
+    for name in ("from", "tls") if contract.kind != "smtp" else ():
+        if name in table:
+            yield name, 'expected only where kind = "smtp"'
     if contract.method in BODYLESS and contract.key.startswith("field:"):
         yield "key", f"expected header:NAME, because {contract.method} sends no body"
     if contract.body == "form" and (contract.kind != "http" or contract.method in BODYLESS):
@@ -254,6 +272,25 @@ def _misfits(contract: Contract) -> Iterator[tuple[str, str]]:
     if contract.payload_bound and not contract.dedups:
         yield "payload_bound", "expected a key and a key_ttl as well"
     yield from _doubt_misfits(contract)
+
+
+def _mail_faults(contract: Contract, table: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name in NOT_FOR_MAIL:
+        if name in table:
+            yield name, "expected nothing: SMTP fixes its refusals, and no mail server remembers a key"
+    if contract.effect != "external":
+        yield "effect", "expected external: a mail can't be called back"
+    if sender_parts(contract.sender) is None:
+        yield "from", f'expected "desk@shop.example" or "The desk <desk@shop.example>", found {contract.sender!r}'
+    try:
+        parts = urllib.parse.urlsplit(contract.url)
+        is_plain = parts.scheme == "smtp" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_plain = False
+    if not is_plain or contract.url != f"smtp://{parts.netloc}" or set(parts.netloc) & set("@{}"):
+        yield "url", f"expected smtp://HOST or smtp://HOST:PORT and nothing else, found {contract.url!r}"
+    elif contract.credential is not None and contract.tls == "none" and parts.hostname not in LOOPBACK:
+        yield "tls", "expected starttls or tls: a password isn't sent in the clear to another host"
 
 
 def _doubt_misfits(contract: Contract) -> Iterator[tuple[str, str]]:

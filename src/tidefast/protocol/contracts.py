@@ -5,6 +5,7 @@ caused, not by what the configuration says today. `contract_table.py` reads it f
 bytes that an intent stores and every replay sends again.
 """
 
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -13,7 +14,8 @@ from tidefast.protocol.canonical import JSON, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 from tidefast.protocol.patterns import PLACEHOLDER, Pattern, RenderError, fill, member
 
-ToolKind = Literal["http", "python"]
+ToolKind = Literal["http", "python", "smtp"]
+Tls = Literal["starttls", "tls", "none"]
 Effect = Literal["none", "external"]
 BodyForm = Literal["json", "form"]
 TtlFrom = Literal["first_sent", "completed"]
@@ -24,6 +26,10 @@ PROBE_TRIES_DEFAULT = 8
 BODYLESS = frozenset(("GET", "DELETE"))
 FORM = "application/x-www-form-urlencoded"
 PYTHON_KEY = "field:key"  # a python tool receives the key as its parameter `key`
+SMTP_PORTS: Mapping[Tls, int] = {"starttls": 587, "tls": 465, "none": 25}
+_ATOM, _LABEL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+", r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+ADDRESS = re.compile(rf"(?=.{{3,254}}\Z)(?=[^@]{{1,64}}@){_ATOM}(?:\.{_ATOM})*@({_LABEL}(?:\.{_LABEL})*)", re.ASCII)
+SENDER = re.compile(r"(?:([^<>\"\\@,;:]{0,128}?) ?<([^<>]+)>|([^<> ]+))")
 
 
 class Probe(NamedTuple):
@@ -77,10 +83,14 @@ class Limits(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """Which header carries the provider's credential, and which environment variable of the gateway holds it."""
+    """Which header carries the provider's credential, and which environment variable of the gateway holds it.
+
+    For a mail server the variable holds the password of `user`.
+    """
 
     header: str
     env: str
+    user: str = ""
 
 
 class Contract(NamedTuple):
@@ -114,6 +124,8 @@ class Contract(NamedTuple):
     require: Require | None = None
     limits: Limits | None = None
     secret: tuple[str, ...] = ()  # dotted paths of arguments that are shown to nobody
+    sender: str = ""  # smtp: `from` in a configuration
+    tls: Tls = "starttls"  # smtp: how the conversation is kept from others
 
     @property
     def dedups(self) -> bool:
@@ -179,7 +191,10 @@ def _pattern(record: Any) -> Any:
 
 
 class Request(NamedTuple):
-    """The bytes of one HTTP call, without the credential: what the intent stores and each attempt sends."""
+    """The bytes of one call, without the credential: what the intent stores and each attempt sends.
+
+    Of a mail: `headers` are the envelope, `body` is the message.
+    """
 
     method: str
     url: str
@@ -233,6 +248,15 @@ def render_undo(undo: Undo, args: Mapping[str, JSON], receipt: JSON) -> dict[str
 def contract_digest(contract: Contract) -> str:
     """What an intent stores to name its contract."""
     return digest(contract.to_json())
+
+
+def sender_parts(text: str) -> tuple[str, str] | None:
+    """(display name, address) of `desk@shop.example` or `The desk <desk@shop.example>`; None for anything else."""
+    hit = SENDER.fullmatch(text)
+    if hit is None:
+        return None
+    name, address = (hit.group(1) or "").strip(), hit.group(2) or hit.group(3)
+    return (name, address) if ADDRESS.fullmatch(address) else None
 
 
 def _filled_url(url: str, sources: Mapping[str, JSON]) -> str:
