@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, TypeVar
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 
-ToolKind = Literal["http", "python", "model"]
+ToolKind = Literal["http", "python", "smtp", "model"]
+Tls = Literal["starttls", "tls", "none"]
 Effect = Literal["none", "external", "model"]
 Word = TypeVar("Word", bound=str)
 
@@ -23,6 +24,13 @@ TIMEOUT_MAX_MS = 3_600_000
 DURATION_MAX_MS = 10 * 366 * 86_400_000
 BODYLESS = frozenset(("GET", "DELETE"))
 PYTHON_KEY = "field:key"  # a python tool receives the key as its parameter `key`
+SMTP_PORTS: Mapping[Tls, int] = {"starttls": 587, "tls": 465, "none": 25}
+LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
+# What makes no sense for a mail: its codes are fixed by SMTP itself, and no server remembers a key.
+NOT_FOR_MAIL = ("method", "key", "key_form", "key_ttl", "key_scope", "refusals", "retries", "stored_failures")
+_ATOM, _LABEL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+", r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+ADDRESS = re.compile(rf"(?=.{{3,254}}\Z)(?=[^@]{{1,64}}@){_ATOM}(?:\.{_ATOM})*@({_LABEL}(?:\.{_LABEL})*)", re.ASCII)
+SENDER = re.compile(r"(?:([^<>\"\\@,;:]{0,128}?) ?<([^<>]+)>|([^<> ]+))")
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -50,10 +58,14 @@ class Undo(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """Which header carries the provider's credential, and which environment variable of the gateway holds it."""
+    """Which header carries the provider's credential, and which environment variable of the gateway holds it.
+
+    For a mail server the variable holds the password of `user`.
+    """
 
     header: str
     env: str
+    user: str = ""
 
 
 class Contract(NamedTuple):
@@ -76,6 +88,8 @@ class Contract(NamedTuple):
     stored_failures: bool = False
     undo: Undo | None = None
     credential: Credential | None = None
+    sender: str = ""  # smtp: `from` in a configuration
+    tls: Tls = "starttls"  # smtp: how the conversation is kept from others
 
     @property
     def dedups(self) -> bool:
@@ -119,7 +133,10 @@ class Contract(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The bytes of one HTTP call, without the credential: what the intent stores and each attempt sends."""
+    """The bytes of one call, without the credential: what the intent stores and each attempt sends.
+
+    Of a mail: `headers` are the envelope, `body` is the message.
+    """
 
     method: str
     url: str
@@ -183,7 +200,7 @@ def parse_contract(tool: str, table: Mapping[str, object]) -> tuple[Contract | N
     reader = _Reader(table)
     contract = Contract(
         tool=tool,
-        kind=reader.choice("kind", ("http", "python")),
+        kind=reader.choice("kind", ("http", "python", "smtp")),
         effect=reader.choice("effect", ("external", "none"), default="external"),
         url=reader.text("url"),
         method=reader.choice("method", ("POST", "PUT", "PATCH", "DELETE", "GET"), default="POST"),
@@ -199,6 +216,8 @@ def parse_contract(tool: str, table: Mapping[str, object]) -> tuple[Contract | N
         stored_failures=reader.flag("stored_failures"),
         undo=reader.undo(),
         credential=reader.credential(),
+        sender=reader.text("from"),
+        tls=reader.choice("tls", ("starttls", "tls", "none"), default="starttls"),
     )
     reader.relations(contract)
     problems = reader.finish()
@@ -338,6 +357,8 @@ class _Reader:
         value = self._get("credential")
         if value is None:
             return None
+        if self._table.get("kind") == "smtp":
+            return self._password(value)
         if not isinstance(value, Mapping) or set(value) != {"header", "env"}:
             self.fault("credential", 'expected { header = "Authorization", env = "NAME" }')
             return None
@@ -347,6 +368,14 @@ class _Reader:
             return None
         return Credential(header, env)
 
+    def _password(self, value: object) -> Credential | None:
+        user, env = (value.get("user"), value.get("env")) if isinstance(value, Mapping) else (None, None)
+        is_whole = isinstance(value, Mapping) and set(value) == {"user", "env"}
+        if not is_whole or not isinstance(user, str) or not isinstance(env, str) or not (user and env):
+            self.fault("credential", 'expected { user = "NAME", env = "NAME OF THE VARIABLE WITH THE PASSWORD" }')
+            return None
+        return Credential("", env, user)
+
     def relations(self, contract: Contract) -> None:
         """What must hold between members."""
         try:
@@ -355,8 +384,13 @@ class _Reader:
             self.fault("args", f"expected a contract that can be stored: {error}")
         if contract.kind == "http":
             self._check_url(contract.url)
+        elif contract.kind == "smtp":
+            self._check_mail(contract)
         elif contract.url or contract.credential or contract.key not in ("none", PYTHON_KEY):
             self.fault("kind", f"a python tool has no url and no credential; its key is none or {PYTHON_KEY}")
+        for name in ("from", "tls") if contract.kind != "smtp" else ():
+            if name in self._table:
+                self.fault(name, 'expected only where kind = "smtp"')
         if contract.method in BODYLESS and contract.key.startswith("field:"):
             self.fault("key", f"expected header:NAME, because {contract.method} sends no body")
         if contract.key_ttl_ms and contract.key == "none":
@@ -365,6 +399,26 @@ class _Reader:
             self.fault("timeout", "expected a duration from 1ms to 1h")
         if contract.dedups and contract.key_ttl_ms <= contract.timeout_ms + contract.margin_ms:
             self.fault("key_ttl", "expected more than timeout + margin, or no replay would ever be allowed")
+
+    def _check_mail(self, contract: Contract) -> None:
+        for name in NOT_FOR_MAIL:
+            if name in self._table:
+                self.fault(name, "expected nothing: SMTP fixes its refusals, and no mail server remembers a key")
+        if contract.effect != "external":
+            self.fault("effect", "expected external: a mail can't be called back")
+        if sender_parts(contract.sender) is None:
+            self.fault(
+                "from", f'expected "desk@shop.example" or "The desk <desk@shop.example>", found {contract.sender!r}'
+            )
+        try:
+            parts = urllib.parse.urlsplit(contract.url)
+            is_plain = parts.scheme == "smtp" and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_plain = False
+        if not is_plain or contract.url != f"smtp://{parts.netloc}" or set(parts.netloc) & set("@{}"):
+            self.fault("url", f"expected smtp://HOST or smtp://HOST:PORT and nothing else, found {contract.url!r}")
+        elif contract.credential is not None and contract.tls == "none" and parts.hostname not in LOOPBACK:
+            self.fault("tls", "expected starttls or tls: a password isn't sent in the clear to another host")
 
     def _check_url(self, url: str) -> None:
         try:
@@ -377,6 +431,15 @@ class _Reader:
         for name in _PLACEHOLDER.findall(url):
             if not name.startswith("args."):
                 self.fault("url", f"expected placeholders like {{args.order}}, found {{{name}}}")
+
+
+def sender_parts(text: str) -> tuple[str, str] | None:
+    """(display name, address) of `desk@shop.example` or `The desk <desk@shop.example>`; None for anything else."""
+    hit = SENDER.fullmatch(text)
+    if hit is None:
+        return None
+    name, address = (hit.group(1) or "").strip(), hit.group(2) or hit.group(3)
+    return (name, address) if ADDRESS.fullmatch(address) else None
 
 
 def _header_problem(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Literal, NewType
 
 RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
+WorkspaceId = NewType("WorkspaceId", str)
 Epoch = NewType("Epoch", int)
 
 ID_LENGTH_MAX = 128
@@ -24,7 +25,7 @@ KeyForm = Literal["hex", "uuid"]
 
 
 def is_id(text: str) -> bool:
-    """Whether a caller may give this name to a run, a step or an agent."""
+    """Whether a caller may give this name to a run, a step, an agent or a workspace."""
     return _ID.fullmatch(text) is not None
 
 

@@ -101,7 +101,7 @@ def unfit(command: Admit | Compensate, contract: Contract) -> str:
     """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
     if isinstance(command, Admit) and command.args_problem:
         return command.args_problem
-    return "no request was rendered" if contract.kind == "http" and command.request is None else ""
+    return "no request was rendered" if contract.kind != "python" and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:

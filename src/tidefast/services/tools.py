@@ -85,6 +85,9 @@ class ToolBook:
             yield f"{where}.undo: expected the name of a tool that has a contract, found {contract.undo.tool!r}"
         if contract.credential is not None and not os.environ.get(contract.credential.env):
             yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
+        elif contract.credential is not None and contract.kind == "smtp":
+            if not os.environ[contract.credential.env].isprintable():
+                yield f"{where}.credential: expected {contract.credential.env} to be one printable line"
         elif contract.credential is not None and not fits_header(os.environ[contract.credential.env]):
             name = contract.credential.env
             yield f"{where}.credential: expected {name} to be printable ASCII in one line, without spaces around it"
