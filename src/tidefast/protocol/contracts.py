@@ -98,7 +98,7 @@ class Contract(NamedTuple):
 
     @property
     def origin(self) -> str:
-        if self.kind != "http":
+        if self.kind in ("python", "model"):
             return f"{self.kind}:{self.tool}"
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
