@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple, TypeVar
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 
-ToolKind = Literal["http", "python", "smtp"]
+ToolKind = Literal["http", "python", "smtp", "model"]
 Tls = Literal["starttls", "tls", "none"]
-Effect = Literal["none", "external"]
+Effect = Literal["none", "external", "model"]
 Word = TypeVar("Word", bound=str)
 
 TIMEOUT_DEFAULT_MS = 30_000  # what most providers' own clients wait
@@ -98,8 +98,8 @@ class Contract(NamedTuple):
 
     @property
     def origin(self) -> str:
-        if self.kind == "python":
-            return f"python:{self.tool}"
+        if self.kind in ("python", "model"):
+            return f"{self.kind}:{self.tool}"
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
