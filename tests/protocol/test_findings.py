@@ -306,7 +306,8 @@ def test_a_nested_argument_in_the_url_of_a_bodyless_call_counts_as_placed() -> N
 
 
 def test_every_word_of_the_demos_contracts_is_known() -> None:
-    table = tomllib.loads((resources.files("tidefast.demo") / "tools.toml").read_text(encoding="utf-8"))
+    text = (resources.files("tidefast.demo") / "tools.toml").read_text(encoding="utf-8").replace("MAIL_PORT", "2525")
+    table = tomllib.loads(text)
     for name, tool in table["tools"].items():
         assert parse_contract(name, tool)[1] == ()
 

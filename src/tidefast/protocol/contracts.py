@@ -14,9 +14,9 @@ from tidefast.protocol.canonical import JSON, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 from tidefast.protocol.patterns import PLACEHOLDER, Pattern, RenderError, fill, member
 
-ToolKind = Literal["http", "python", "smtp"]
+ToolKind = Literal["http", "python", "smtp", "model"]
 Tls = Literal["starttls", "tls", "none"]
-Effect = Literal["none", "external"]
+Effect = Literal["none", "external", "model"]
 BodyForm = Literal["json", "form"]
 TtlFrom = Literal["first_sent", "completed"]
 
@@ -134,8 +134,8 @@ class Contract(NamedTuple):
 
     @property
     def origin(self) -> str:
-        if self.kind == "python":
-            return f"python:{self.tool}"
+        if self.kind in ("python", "model"):
+            return f"{self.kind}:{self.tool}"
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 

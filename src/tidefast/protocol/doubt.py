@@ -13,9 +13,9 @@ from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.patterns import WORDS, member
-from tidefast.protocol.records import Attempt, Now, Step
+from tidefast.protocol.records import NOT_SETTLED, Attempt, Now, Step
 
-Judgement = Literal["ask_again", "replay", "hold"]
+Judgement = Literal["ask_again", "replay", "hold", "give_up"]
 
 
 def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tuple[Judgement, str]:
@@ -24,6 +24,8 @@ def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tup
     | effect   | provider dedups | key surely remembered | tool and scope unchanged | answer               |
     |----------|-----------------|-----------------------|--------------------------|----------------------|
     | none     | any             | any                   | yes                      | ask again            |
+    | model    | any             | any                   | yes, asks are left       | ask again: each counts as billed |
+    | model    | any             | any                   | yes, none are left       | give up (unanswered) |
     | external | yes             | yes                   | yes                      | replay               |
     | external | yes             | no                    | yes                      | hold (key_window)    |
     | external | no              | any                   | yes                      | hold (no_key)        |
@@ -32,6 +34,8 @@ def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tup
     changed = scope_change(stored, today)
     if changed:
         return "hold", changed
+    if step.effect == "model" and asks_billed(step) > stored.retries:
+        return "give_up", "unanswered"
     if not step.is_mutating:
         return "ask_again", "no_effect"
     if not stored.dedups:
@@ -39,6 +43,11 @@ def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tup
     if not window_open(step, stored, now):
         return "hold", "key_window"
     return "replay", "deduped"
+
+
+def asks_billed(step: Step) -> int:
+    """How many askings of a model may have been billed without an answer that counts."""
+    return sum(1 for attempt in step.attempts if attempt.state in NOT_SETTLED)
 
 
 def scope_change(stored: Contract, today: Contract | None) -> str:

@@ -17,7 +17,7 @@ from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, 
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
-from tidefast.protocol.ids import Epoch, StepId, is_id, step_key
+from tidefast.protocol.ids import Epoch, StepId, asked_by, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import HAD_NO_EFFECT, MUTATING, Attempt, Now, OpenStep, RunHead, Step, View
 from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
@@ -67,8 +67,9 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
-    if not is_id(command.step_id):
-        return refuse(head, "invalid", "derived_id", step=command.step_id)
+    misnamed = _misnamed(view, head, command.step_id)
+    if misnamed is not None:
+        return misnamed
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
     problem = unfit(command, command.contract)
@@ -81,6 +82,19 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     key = step_key(view.namespace, head.run_id, command.step_id)
     verdict, event = new_intent(head, command, command.contract, key, 1, now)
     return accept(head, verdict, event)
+
+
+def _misnamed(view: View, head: RunHead, step_id: StepId) -> Decision | None:
+    """The refusal of a name that nobody may give: derived ones are minted here, calls of an answer by its commit."""
+    if is_id(step_id):
+        return None
+    asking = asked_by(step_id)
+    model = None if asking is None else view.steps.get(asking)
+    if model is None or model.effect != "model":
+        return refuse(head, "invalid", "derived_id", step=step_id)
+    if model.state != "committed":
+        return refuse(head, "invalid", "answer_not_committed", step=step_id, asked_by=asking, state=model.state)
+    return None
 
 
 def unfit(command: Admit | Compensate, contract: Contract) -> str:
@@ -154,6 +168,8 @@ def _ask_in_doubt(
     verb, reason = judge(step, stored, command.contract, now)
     if verb == "hold":
         return _hold(head, step, reason, command.right.epoch, now, *before)
+    if verb == "give_up":
+        return _give_up(head, step, reason, command.right.epoch, now, *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -184,6 +200,14 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
     held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
     facts: dict[str, JSON] = {"steps": [step.step_id]}
     return accept(head, Refused("step_held", reason, facts), *before, held)
+
+
+def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
+    """A model was asked as often as its contract allows: the run goes on without its answer; nothing took effect."""
+    data = object_json(reason=text_json(reason))
+    event = record(head, now, "step_withdrawn", data, step=step.step_id, epoch=epoch, after=len(before))
+    facts: dict[str, JSON] = {"step": step.step_id, "attempts": len(step.attempts), "receipt_seq": 0}
+    return accept(head, Refused("step_rejected", reason, facts), *before, event)
 
 
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -418,8 +442,9 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         return refuse(head, "run_frozen", head.frozen)
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
-    if not is_id(command.step_id):
-        return refuse(head, "invalid", "derived_id", step=command.step_id)
+    misnamed = _misnamed(view, head, command.step_id)
+    if misnamed is not None:
+        return misnamed
     data, epoch = object_json(value=command.value_json), command.right.epoch
     event = record(head, now, "step_result", data, step=command.step_id, epoch=epoch)
     return accept(head, Answer(command.step_id, "committed", epoch, "", event.seq, replayed=False), event)
