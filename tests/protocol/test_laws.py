@@ -165,7 +165,10 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ("orphan", "pay", 5, Log().paid(tool=TRIP).say("run_failed", 1, error="x").history()),
     ("orphan", "pay", 5, Log().paid(tool=TRIP).say("run_failing", 1, error="x", undo=[]).history()),
     ("orphan", None, 7, trips().say("run_cancelling", by="anna", undo=["a", "b"]).history()),
-    ("orphan", "a", 8, ending(trips()).say("undo_begun", 1, "a", undo="a~undo").fenced("a~undo", tool=REFUND, undo_of="a").history()),
+    (
+        *("orphan", "a", 8),
+        ending(trips()).say("undo_begun", 1, "a", undo="a~undo").fenced("a~undo", tool=REFUND, undo_of="a").history(),
+    ),
     ("orphan", "c", 8, ending(trips()).say("undo_begun", 1, "c", undo="c~undo").history()),
     ("orphan", "b", 8, ending(trips()).say("run_failed", 1, error="x").history()),
     ("orphan", None, 4, Log().say("run_failing", 1, error="x", undo="?").say("run_completed", 1).history()),

@@ -13,8 +13,9 @@ from tidefast.protocol.contracts import PYTHON_KEY, Contract, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
+from tidefast.server.access import Caller, KeyBook, key_digest
 from tidefast.server.app import build_app
-from tidefast.server.keys import key_digest
+from tidefast.server.credentials import Credentials, Signer
 from tidefast.services.authority import Authority
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
@@ -46,7 +47,7 @@ class Spy:
             "create_run": RunCreated(RunId("r1"), "claimable", True), "claim": [GRANT], "grant": GRANT,
             "journal": JournalPage((), 0), "renew": [Renewed(99)], "release": done, "apply": STEP,
             "save_result": STEP, "compensate": STEP, "checkpoint": done, "complete": done, "fail": done,
-            "preempt": done, "thaw": done, "resolve": Settled("applied", False), "runs": [], "events": [],
+            "oversee": done, "resolve": Settled("applied", False), "runs": [], "events": [],
             "steps": [], "held": [], "run": Refused("not_found", "run_unknown", {"run": "r1"}),
             "step": Refused("not_found", "step_unknown", {"step": "s1"}),
         }  # fmt: skip
@@ -84,7 +85,11 @@ class Reply(NamedTuple):
 
 
 def app_of(authority: Any) -> Any:
-    return build_app(authority, secret=SECRET, namespace=NAMESPACE, operator_digest=key_digest(OPERATOR_KEY))
+    return build_app(authority, credentials())
+
+
+def credentials(keys: Mapping[bytes, Caller] | None = None) -> Credentials:
+    return Credentials(KeyBook(key_digest(OPERATOR_KEY), keys), Signer((SECRET,), NAMESPACE))
 
 
 async def ask(

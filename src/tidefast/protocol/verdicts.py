@@ -33,6 +33,8 @@ Code = Literal[
     "run_ending",
     "unsettled_effects",
     "moved",
+    "limit_reached",
+    "overloaded",
     "not_found",
     "invalid",
 ]
