@@ -15,7 +15,7 @@ from tidefast.cli.errors import HELP
 from tidefast.cli.main import COMMANDS, main
 from tidefast.demo import desk
 from tidefast.protocol import doubt, evolve
-from tidefast.protocol.contracts import parse_contract
+from tidefast.protocol.contract_table import parse_contract
 from tidefast.protocol.events import Kind
 from tidefast.protocol.laws import LAWS
 from tidefast.protocol.records import AttemptState, RunState, StepState

@@ -218,7 +218,8 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("already_decided", "is_an_undo"): Words("Step {step} is itself an undo; it can't be called compensated."),
     ("run_frozen", "diverged"): Words(
-        "A receipt contradicts the books.", "An operator compares the provider's record with the log, then resolves."
+        "What the provider says contradicts the books.",
+        "An operator compares the provider's record with the log, then resolves.",
     ),
     ("run_frozen", "no_progress"): Words("Grant after grant of this run brought no progress."),
     ("run_frozen", "drift"): Words("The agent asked for another call than the stored one."),
