@@ -171,6 +171,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ),
     ("orphan", "c", 8, ending(trips()).say("undo_begun", 1, "c", undo="c~undo").history()),
     ("orphan", "b", 8, ending(trips()).say("run_failed", 1, error="x").history()),
+    ("orphan", "pay", 4, Log().say("run_failing", 1, error="x").fenced(tool=TRIP).history()),
     ("orphan", None, 4, Log().say("run_failing", 1, error="x", undo="?").say("run_completed", 1).history()),
     ("unfenced_verb", None, 3, Log().say("run_cancelled").history()),
     ("unfenced_verb", None, 3, Log().say("run_paused").history()),
