@@ -15,7 +15,7 @@ from tidefast.cli.errors import HELP, CliError, ExitCode
 
 COMMANDS = {
     "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
-    "serve": ("serving:serve", "Serve an authority and its gateway over HTTP, on this machine."),
+    "serve": ("serving:serve", "Serve an authority and its gateway over HTTP."),
     "worker": ("serving:worker", "Claim runs at a server and drive them."),
     "start": ("running:start", "Create a run at a server, for its workers."),
     "runs": ("looking:runs", "List runs."),
@@ -29,6 +29,7 @@ COMMANDS = {
     "restore": ("recovering:restore", "Make a store of a backup: old tokens refused, lost sendings presumed."),
     "adopt": ("recovering:adopt", "Make a copied store's file a store of its own."),
     "recover": ("recovering:recover", "How a store stands after a restore, and the end of its recovery window."),
+    "keys": ("keyring:keys", "Make, list and revoke the keys of a server's callers."),
     "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
     "anchor": ("evidence:anchor", "Sign how long each log is and what its last digest was, to be kept elsewhere."),
     "export": ("evidence:export", "Write one run's log with its contracts to a file that proves itself."),

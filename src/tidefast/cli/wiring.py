@@ -27,6 +27,7 @@ from tidefast.stores.base import Store
 
 if TYPE_CHECKING:
     from tidefast.sdk.app import App
+    from tidefast.services.smtp_sender import SmtpSender
 
 POINTS_VARIABLE = "TIDEFAST_POINTS"
 
@@ -74,13 +75,22 @@ async def build_authority(
     engine.on_failure = die
     engine.start()
     http = HttpSender(clock)
-    gateway = Gateway(engine, tools, http, runner, hook)
+    gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock))
     keeper = Keeper(engine)
     if sweeps:
         await keeper.start()
     else:
         await keeper.take_over()
     return Parts(store, clock, engine, gateway, keeper, http, Authority(engine, gateway))
+
+
+def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":
+    """Who hands mails over, if any tool does."""
+    if not any(contract.kind == "smtp" for contract in tools.contracts()):
+        return None
+    from tidefast.services.smtp_sender import SmtpSender  # only here: it loads ssl and email
+
+    return SmtpSender(clock)
 
 
 def die(failure: BaseException) -> None:

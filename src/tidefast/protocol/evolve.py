@@ -204,7 +204,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
 def _closing_event(step: Step, event: Event, data: Data) -> Step:
     match event.kind:
         case "step_withdrawn":
-            return step._replace(state="rejected", reason="withdrawn", settled_seq=event.seq)
+            return step._replace(state="rejected", reason=data.get("reason", "withdrawn"), settled_seq=event.seq)
         case "undo_begun":
             return step._replace(closed_by=StepId(data["undo"]))
         case "step_compensated":

@@ -11,11 +11,13 @@ from typing import Literal, NewType
 
 RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
+WorkspaceId = NewType("WorkspaceId", str)
 Epoch = NewType("Epoch", int)
 
 ID_LENGTH_MAX = 128
 DERIVED_LENGTH_MAX = 160
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+_CALL = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127})~\d{1,4}", re.ASCII)
 _DERIVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(~[a-z0-9]{1,12}){1,4}", re.ASCII)
 
 EPOCHS_PER_INCARNATION = 2**32
@@ -23,7 +25,7 @@ KeyForm = Literal["hex", "uuid"]
 
 
 def is_id(text: str) -> bool:
-    """Whether a caller may give this name to a run, a step or an agent."""
+    """Whether a caller may give this name to a run, a step, an agent or a workspace."""
     return _ID.fullmatch(text) is not None
 
 
@@ -35,6 +37,12 @@ def is_derived_id(text: str) -> bool:
 def derived_id(step: StepId, word: str) -> StepId:
     """The name of a step that the authority derives from another one."""
     return StepId(f"{step}~{word}")
+
+
+def asked_by(step: StepId) -> StepId | None:
+    """The model step in whose answer this call stands (`plan` for `plan~0`); None for any other name."""
+    hit = _CALL.fullmatch(step)
+    return StepId(hit.group(1)) if hit else None
 
 
 def step_key(namespace: bytes, run: RunId, step: StepId) -> str:

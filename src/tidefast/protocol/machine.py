@@ -36,7 +36,7 @@ from tidefast.protocol.commands import (
     Settle,
     Thaw,
 )
-from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.ids import RunId, StepId, asked_by
 from tidefast.protocol.records import Now, View
 from tidefast.protocol.verdicts import Decision
 
@@ -74,10 +74,11 @@ def needs(command: Command) -> Needs:
 
 
 def with_target(step_id: StepId) -> tuple[StepId, ...]:
-    """A step, and if it is an undo the step that it reverses: the two change in one transaction."""
+    """A step, and the one that it stands or falls with: what an undo reverses, or the model step that asked for it."""
     if step_id.endswith(UNDO_SUFFIX):
         return (step_id, StepId(step_id.removesuffix(UNDO_SUFFIX)))
-    return (step_id,)
+    asking = asked_by(step_id)
+    return (step_id,) if asking is None else (step_id, asking)
 
 
 def decide(view: View, command: Command, now: Now) -> Decision:

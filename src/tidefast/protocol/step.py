@@ -17,7 +17,7 @@ from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, 
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
-from tidefast.protocol.ids import Epoch, StepId, epochs_from, incarnation_of, is_id, step_key
+from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import (
     HAD_NO_EFFECT,
@@ -80,8 +80,9 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
-    if not is_id(command.step_id):
-        return refuse(head, "invalid", "derived_id", step=command.step_id)
+    misnamed = _misnamed(view, head, command.step_id)
+    if misnamed is not None:
+        return misnamed
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
     problem = unfit(command, command.contract)
@@ -147,11 +148,24 @@ def presume(view: View, head: RunHead, step: Step, window: Recovery, now: Now, a
     return step._replace(state=state, attempts=(*step.attempts, lost)), event
 
 
+def _misnamed(view: View, head: RunHead, step_id: StepId) -> Decision | None:
+    """The refusal of a name that nobody may give: derived ones are minted here, calls of an answer by its commit."""
+    if is_id(step_id):
+        return None
+    asking = asked_by(step_id)
+    model = None if asking is None else view.steps.get(asking)
+    if model is None or model.effect != "model":
+        return refuse(head, "invalid", "derived_id", step=step_id)
+    if model.state != "committed":
+        return refuse(head, "invalid", "answer_not_committed", step=step_id, asked_by=asking, state=model.state)
+    return None
+
+
 def unfit(command: Admit | Compensate, contract: Contract) -> str:
     """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
     if isinstance(command, Admit) and command.args_problem:
         return command.args_problem
-    return "no request was rendered" if contract.kind == "http" and command.request is None else ""
+    return "no request was rendered" if contract.kind != "python" and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -223,6 +237,8 @@ def _ask_in_doubt(
         if is_presumed(step.attempts[-1]) and reason in ("no_key", "key_window"):
             reason = "lost_commits"
         return _hold(head, step, reason, command.right.epoch, now, *before)
+    if verb == "give_up":
+        return _give_up(head, step, reason, command.right.epoch, now, *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -255,6 +271,14 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
     held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
     facts: dict[str, JSON] = {"steps": [step.step_id]}
     return accept(head, Refused("step_held", reason, facts), *before, held)
+
+
+def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
+    """A model was asked as often as its contract allows: the run goes on without its answer; nothing took effect."""
+    data = object_json(reason=text_json(reason))
+    event = record(head, now, "step_withdrawn", data, step=step.step_id, epoch=epoch, after=len(before))
+    facts: dict[str, JSON] = {"step": step.step_id, "attempts": len(step.attempts), "receipt_seq": 0}
+    return accept(head, Refused("step_rejected", reason, facts), *before, event)
 
 
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -376,7 +400,7 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
-        case "doubted" | "unlisted":
+        case "doubted" | "unlisted" | "key_reused":
             return _settle_doubted(head, step, attempt, command, now)
         case _:
             assert_never(command.outcome)
@@ -395,8 +419,7 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:
             return accept(head, _standing(step), late)  # two readings may differ
-        why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
-        frozen = record(head, now, "run_frozen", why, after=1)
+        frozen = _diverged(head, step, attempt, now, after=1)
         return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
     if step.state in ("applied", "committed"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
@@ -406,6 +429,12 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         return accept(head, Settled("committed", joined=True), *events)
     applied = record(head, now, "step_applied", data, step=step.step_id, epoch=attempt.epoch)
     return accept(head, Settled("applied", joined=False), applied)
+
+
+def _diverged(head: RunHead, step: Step, attempt: Attempt, now: Now, after: int) -> Event:
+    """Facts contradict each other: nothing goes on until a person has looked."""
+    why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
+    return record(head, now, "run_frozen", why, after=after)
 
 
 def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
@@ -434,10 +463,12 @@ def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle
 
     Of an attempt that was given up as lost it moves nothing, but is kept: its owner is silent no longer.
     """
-    if attempt.state == "lost":
-        return _settled(head, step, attempt, "step_doubted", command, now, step.state)
-    doubted = _settled(head, step, attempt, "step_doubted", command, now, "in_doubt")
-    if command.outcome == "doubted" or not step.is_mutating:
+    state = step.state if attempt.state == "lost" else "in_doubt"
+    doubted = _settled(head, step, attempt, "step_doubted", command, now, state)
+    if command.outcome == "key_reused" and step.is_mutating:  # can't come from us: a replay sends the stored request
+        frozen = _diverged(head, step, attempt, now, after=1)
+        return accept(head, Settled(state, joined=False, is_diverged=True), *doubted.events, frozen)
+    if command.outcome != "unlisted" or attempt.state == "lost" or not step.is_mutating:
         return doubted
     data = object_json(reason='"unlisted_answer"', attempts=str(len(step.attempts)))
     held = record(head, now, "step_held", data, step=step.step_id, epoch=attempt.epoch, after=1)
@@ -482,8 +513,9 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         return refuse(head, "run_frozen", head.frozen)
     if head.is_failing:
         return refuse(head, "run_ending", "failing")
-    if not is_id(command.step_id):
-        return refuse(head, "invalid", "derived_id", step=command.step_id)
+    misnamed = _misnamed(view, head, command.step_id)
+    if misnamed is not None:
+        return misnamed
     data, epoch = object_json(value=command.value_json), command.right.epoch
     event = record(head, now, "step_result", data, step=command.step_id, epoch=epoch)
     return accept(head, Answer(command.step_id, "committed", epoch, "", event.seq, replayed=False), event)

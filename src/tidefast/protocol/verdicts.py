@@ -32,6 +32,8 @@ Code = Literal[
     "run_ending",
     "unsettled_effects",
     "moved",
+    "limit_reached",
+    "overloaded",
     "not_found",
     "invalid",
 ]

@@ -13,7 +13,7 @@ or is cancelled doesn't cancel a call: each call runs as a task of its own and i
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,8 +21,10 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
 from tidefast.protocol.canonical import JSON, call_digest, canonical
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import RenderError, Request, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
+from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.patterns import RenderError
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
@@ -34,6 +36,9 @@ RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never
 DRAIN_S = 60.0  # how long a stopping gateway waits for providers
 PATIENCE_MIN_MS = 500  # refusals and stored answers take a flush; a caller without patience still hears them
 WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
+
+if TYPE_CHECKING:
+    from tidefast.services.smtp_sender import SmtpSender
 
 Asked = Coroutine[Any, Any, StepAnswer | Refused | Wait]
 Asking = Callable[[int], Asked]  # takes the time now; a new coroutine each time, so that a question can be repeated
@@ -49,10 +54,12 @@ class Gateway:
         http: HttpSender,
         python: PythonRunner | None,
         hook: Hook | None = None,
+        smtp: "SmtpSender | None" = None,
     ) -> None:
         self._engine = engine
         self._tools = tools
         self._http = http
+        self._smtp = smtp
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
@@ -159,17 +166,17 @@ class Gateway:
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
     ) -> tuple[Request | None, str]:
-        """(the HTTP request of a call, what is wrong with its arguments); both empty where nothing is to be made."""
+        """(what a call sends, what is wrong with its arguments); both empty where nothing is to be made."""
         if tool is None or args_json is None:
             return None, ""
-        if tool.validator is None and tool.contract.kind != "http":
+        if tool.validator is None and tool.contract.kind == "python":
             return None, ""
         args = msgspec.json.decode(args_json)
         problem = tool.problem_with(args)
-        if problem is not None or tool.contract.kind != "http":
+        if problem is not None or tool.contract.kind == "python":
             return None, problem or ""
         try:
-            return render_request(tool.contract, args, step_key(self._engine.identity.namespace, run_id, step_id)), ""
+            return render(tool.contract, args, step_key(self._engine.identity.namespace, run_id, step_id)), ""
         except RenderError as error:
             return None, str(error)
 
@@ -214,12 +221,14 @@ class Gateway:
         facts: dict[str, JSON] = {"step": step_id, "attempt": send.attempt, "retry_after_ms": RETRY_AFTER_MS}
         if settled.joined:
             return StepAnswer(right.run_id, step_id, "committed", right.epoch, send.key, False, outcome.receipt_json)
+        if settled.is_diverged:
+            return Refused("run_frozen", "diverged", {"steps": [step_id]})
         match settled.state:
             case "rejected":
                 facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
                 return Refused("step_rejected", "refused", facts)
             case "held":
-                return Refused("step_held", outcome.reason, {**facts, "steps": [step_id]})
+                return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
             case "applied" | "committed" | "compensated":
@@ -238,9 +247,16 @@ class Gateway:
         if contract.kind == "http" and request is not None:
             name = f"{right.run_id}/{step_id}"
             return await self._http.send(contract, request, send.deadline_ms, step=name, epoch=right.epoch)
+        if contract.kind == "smtp" and request is not None and self._smtp is not None:
+            return await self._smtp.send(contract, request, send.deadline_ms)
+        if contract.kind == "smtp":
+            return Outcome("unsent", reason="no_smtp_sender")
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
-        return await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
+        outcome = await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
+        if outcome.kind != "applied" or is_expected(contract, msgspec.json.decode(outcome.receipt_json)["body"]):
+            return outcome
+        return Outcome("unlisted", outcome.receipt_json, "unexpected_answer")
 
     def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
         """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
@@ -303,6 +319,24 @@ class Gateway:
                 **more,
             }
             await self._hook(point, facts)
+
+
+def _to_add(outcome: Outcome) -> dict[str, JSON]:
+    """The entry of `refusals` that an unlisted answer asks for."""
+    receipt = msgspec.json.decode(outcome.receipt_json)
+    if outcome.kind != "unlisted" or receipt is None or (receipt["status"] or 0) < 300:
+        return {}
+    body = None if receipt.get("encoding") else receipt["body"]
+    return {"refusals_line": line_to_add(receipt["status"], body)}
+
+
+def render(contract: Contract, args: Mapping[str, JSON], key: str) -> Request:
+    """What a call sends, by the kind of its tool. Raises `RenderError`."""
+    if contract.kind == "smtp":
+        from tidefast.protocol.mail import render_mail  # only where a mail is sent: it loads the email package
+
+        return render_mail(contract, args, key)
+    return render_request(contract, args, key)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

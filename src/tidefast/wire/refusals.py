@@ -161,13 +161,20 @@ ROWS: dict[str, Row] = {
     "unauthenticated": Row(
         401,
         "A key is needed",
-        "This call needs the operator's key.",
+        "This call needs a key.",
         _NOTHING,
-        "Send `Authorization: Bearer KEY`; `tidefast serve` wrote the key beside its store.",
+        "Send `Authorization: Bearer KEY`; the operator's stands beside the store, `tidefast keys add` makes others.",
     ),
     "forbidden": Row(403, "Not allowed", "This caller may not do that.", _NOTHING, "Use a client, not a web page."),
     "unsupported": Row(415, "Not supported", "The request can't be served in this form.", _NOTHING, "Change its form."),
     "too_large": Row(413, "Too large", "The body is too large.", _NOTHING, "Send at most 1 MiB."),
+    "limit_reached": Row(
+        429,
+        "A limit is reached",
+        "The limit of {budget} is {limit} {member}; {committed} are spent or reserved, and this call may take {asked}.",
+        _NOTHING,
+        "An operator raises it: `{command}`.",
+    ),
     "overloaded": Row(503, "Overloaded", "Too much is asked at once.", _NOTHING, "Ask again later.", 1_000),
     "store_unavailable": Row(
         503,
@@ -203,12 +210,16 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("step_pending", "older_attempt"): Words("A request of an older epoch may still land: {step}."),
     ("step_held", "run_held"): Words("The run waits for a person because of {steps}."),
+    ("step_rejected", "unanswered"): Words(
+        "The model was asked {attempts} times for step {step} and no whole answer came; each time counts as billed."
+    ),
     ("already_decided", "nothing_to_compensate"): Words(
         "Step {step} has no effect that could be undone; it is {state}.", "Compensate applied or committed steps only."
     ),
     ("already_decided", "is_an_undo"): Words("Step {step} is itself an undo; it can't be called compensated."),
     ("run_frozen", "diverged"): Words(
-        "A receipt contradicts the books.", "An operator compares the provider's record with the log, then resolves."
+        "What the provider says contradicts the books.",
+        "An operator compares the provider's record with the log, then resolves.",
     ),
     ("run_frozen", "no_progress"): Words("Grant after grant of this run brought no progress."),
     ("run_frozen", "drift"): Words("The agent asked for another call than the stored one."),
@@ -229,6 +240,10 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("not_found", "route_unknown"): Words("There is no such address.", "Supported versions: v1."),
     ("invalid", "args"): Words("The arguments don't fit tool {tool}: {problem}."),
+    ("invalid", "answer_not_committed"): Words(
+        "Step {step} stands in the answer of {asked_by}, which is {state}: nothing in it may be acted on yet.",
+        "Ask for {asked_by} first; once it is committed its calls may be made.",
+    ),
     ("invalid", "no_undo"): Words("Tool {tool} of step {step} declares no undo.", _OPERATOR),
     ("invalid", "undo_args"): Words("The undo of step {step} can't be written: {problem}.", _OPERATOR),
     ("invalid", "framing_ambiguous"): Words("Where the request ends is ambiguous.", "Send one Content-Length.", 400),
@@ -245,7 +260,12 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("unsupported", "request_line_too_long"): Words("The request line is too long.", "At most 8 KiB.", 431),
     ("forbidden", "cross_origin"): Words("A web page of another origin may not call this server."),
-    ("unauthenticated", "key_unknown"): Words("The key is not the operator's key of this store."),
+    ("forbidden", "role"): Words("A key of role {role} may not do that; it takes {roles}.", "Use a key of that role."),
+    ("forbidden", "all_runs"): Words("The key is for some runs only; this tells of all.", "Use a key for all runs."),
+    ("forbidden", "run_name"): Words(
+        "The ids of this key's runs begin with {prefix}.", "Name the run so, or leave its name out."
+    ),
+    ("unauthenticated", "key_unknown"): Words("This server doesn't know the key."),
     ("bad_token", "other_run"): Words("The token is for another run than the address names."),
     ("store_unavailable", "stopping"): Words(
         "The authority is stopping.", "Send the same call again once it is back; it is safe to repeat."
