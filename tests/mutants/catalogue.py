@@ -102,7 +102,7 @@ MUTANTS = (
         "other_arguments_win",
         "changed_bytes",
         "protocol.step",
-        "if not command.stored and step.call_digest != command.call_digest and not _may_restate(step, command):",
+        "if not command.stored and step.call_digest != command.call_digest and not _may_restate(head, step, command):",
         "if False:",
         "scenarios",
         0,
