@@ -147,7 +147,7 @@ MUTANTS = (
         "doubt_booked_as_refusal",
         "doubt_as_failure",
         "protocol.step",
-        '    doubted = _settled(head, step, attempt, "step_doubted", command, now, "in_doubt")',
+        '    doubted = _settled(head, step, attempt, "step_doubted", command, now, state)',
         '    doubted = _settled(head, step, attempt, "step_rejected", command, now, "rejected")',
         "walk",
         0,
