@@ -14,7 +14,6 @@ from tidefast.cli import show as out
 from tidefast.cli.desk import must, writing
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Looked, OperatorKey, StoreName, Url, checked_id, json_text
-from tidefast.cli.place import own
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Settled
 from tidefast.wire.answers import spell
@@ -77,16 +76,3 @@ async def _resolve(
         expected = len(seen.attempts) if expect_attempts is None else expect_attempts
         looked_at_ms = None if looked_ms is None else seen.now_ms - looked_ms
         return must(await desk.resolve(run, step, verdict, note, receipt_json, looked_at_ms, expected))
-
-
-def adopt(*, store: StoreName = DEFAULT_STORE) -> int:
-    """Make a copied or restored store a store of its own. Say it once, and only if the original is gone for good.
-
-    Its incarnation is raised: every token of the original is refused, and every new epoch is above all that the
-    original can have issued. What the original did after the copy was made is not in it: leases, receipts and effects.
-    """
-    opened = own(store, create=False, adopt=True)
-    incarnation = opened.identity().incarnation
-    opened.close()
-    out.line(f"{store} is a store of its own now, incarnation {incarnation}")
-    return 0

@@ -13,7 +13,7 @@ from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import step_key
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import Now, RunHead, Step, View
-from tidefast.protocol.step import answer_known, blocked_by, new_intent
+from tidefast.protocol.step import answer_known, blocked_by, first_sending
 from tidefast.protocol.verdicts import Decision, Refused
 
 
@@ -51,9 +51,7 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     if blocked is not None:
         return blocked
     begun = () if is_unwritten else (_begun(head, command, now),)
-    key = step_key(view.namespace, head.run_id, command.undo_step_id)
-    verdict, fenced = new_intent(head, command, command.contract, key, 1, now, after=len(begun))
-    return accept(head, verdict, *begun, fenced)
+    return first_sending(view, head, command, command.contract, now, *begun)
 
 
 def _nothing_to_undo(head: RunHead, target: Step | None, command: Compensate) -> Decision | None:

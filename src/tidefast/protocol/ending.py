@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from tidefast.protocol.canonical import digest, text_json
 from tidefast.protocol.commands import Cancel, Fail
 from tidefast.protocol.events import Event, Kind, object_json
-from tidefast.protocol.ids import StepId, derived_id
+from tidefast.protocol.ids import StepId, derived_id, incarnation_of
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.oversight import moved, signed
 from tidefast.protocol.records import Now, RunHead, Step, View
+from tidefast.protocol.recovery import may_be_lost
 from tidefast.protocol.run import same_end
 from tidefast.protocol.verdicts import Decision, Done
 
@@ -35,7 +36,7 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     refusal = fence(head, command.right, now) or not_running(head)
     if refusal is not None:
         return refusal
-    withdrawn, epoch = _to_withdraw(head), command.right.epoch
+    withdrawn, epoch = _to_withdraw(view, head), command.right.epoch
     if head.ending:
         if _is_left(head, withdrawn):
             return _not_yet(head, withdrawn, error_digest)
@@ -72,7 +73,7 @@ def cancel(view: View, command: Cancel, now: Now) -> Decision:
     kinds: list[Kind] = ["run_thawed"] if head.frozen else []
     kinds += ["run_resumed"] if head.paused else []
     events = [record(head, now, kind, signed(command), after=place) for place, kind in enumerate(kinds)]
-    withdrawn = _to_withdraw(head)
+    withdrawn = _to_withdraw(view, head)
     plan = _undo_plan(view, withdrawn)
     is_open = bool(plan or _unsettled(head, withdrawn))
     if is_open and head.is_live:
@@ -86,9 +87,20 @@ def cancel(view: View, command: Cancel, now: Now) -> Decision:
     return accept(head, Done("cancelling", cancelling.seq), *events, cancelling)
 
 
-def _to_withdraw(head: RunHead) -> list[StepId]:
-    """Steps that had no effect so far and won't be sent again. An undo is not given up without a person."""
-    return [step.step_id for step in head.open if step.state == "pending" and step.undo_of is None]
+def _to_withdraw(view: View, head: RunHead) -> list[StepId]:
+    """Steps that had no effect so far and won't be sent again. An undo is not given up without a person.
+
+    In the window after a restore a step may have been sent after all, in commits that are lost: that is a doubt.
+    """
+    return [
+        step.step_id
+        for step in head.open
+        if step.state == "pending" and step.undo_of is None and not _may_be_lost(view, head, step.step_id)
+    ]
+
+
+def _may_be_lost(view: View, head: RunHead, step_id: StepId) -> bool:
+    return head.recovery is not None and may_be_lost(view.steps[step_id], incarnation_of(head.epoch))
 
 
 def _withdrawing(

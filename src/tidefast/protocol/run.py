@@ -14,6 +14,7 @@ from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import Epoch, RunId, derived_id
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import Now, Right, RunHead, View
+from tidefast.protocol.recovery import recovery_member
 from tidefast.protocol.verdicts import Decision, Done
 
 
@@ -66,12 +67,14 @@ def create(view: View, command: CreateRun, now: Now) -> Decision:
             return accept(head, Done(head.state, 1, was_new=False))
         return refuse(head, "run_conflict", "other_input", run=head.run_id, agent=head.agent)
     fresh = blank(command.run_id)
+    window = {} if command.is_minted else recovery_member(view.recovery)
     data = object_json(
         agent=text_json(command.agent),
         agent_version=text_json(command.agent_version),
         input=command.input_json,
         input_digest=f'"{input_digest}"',
         run=text_json(command.run_id),  # binds the chain to the run: another run's whole log can't stand in for it
+        **window,
     )
     return accept(fresh, Done("claimable", 1), record(fresh, now, "run_created", data))
 
