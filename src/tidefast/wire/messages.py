@@ -118,7 +118,7 @@ class Fail(Message):
     error: str
 
 
-class Expect(Message):
+class Expect(Message, omit_defaults=True):
     """What an operator saw: the run's newest epoch (0: never granted), and how many attempts the step had."""
 
     epoch: Whole | None = None

@@ -45,9 +45,13 @@ TOLD: Mapping[str, str] = {
     "checkpoint_saved": "checkpoint {number} saved",
     "run_frozen": "run FROZEN: {reason}",
     "run_thawed": "run goes on",
+    "run_paused": "run is paused",
+    "run_resumed": "run is resumed",
     "run_failing": "run is failing",
+    "run_cancelling": "run is being cancelled",
     "run_completed": "run COMPLETED",
     "run_failed": "run FAILED",
+    "run_cancelled": "run CANCELLED",
 }
 
 
