@@ -27,6 +27,7 @@ Kind = Literal[
     "step_rejected",
     "step_doubted",
     "step_held",
+    "probe_answered",
     "step_resolved",
     "step_withdrawn",
     "undo_begun",
