@@ -12,6 +12,7 @@ from tidefast.protocol.doubt import PROBE_PAUSE_FIRST_MS, PROBE_PAUSE_MAX_MS, cl
 from tidefast.protocol.laws import History, judge
 from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.probing import read_answer
+from tidefast.protocol.records import Recovery
 from tidefast.protocol.verdicts import Ask, Decision, Refused, Send, Settled, Wait
 
 LAG_MS = 10_000
@@ -282,3 +283,22 @@ def test_an_answer_that_fits_two_patterns_is_unclear_and_one_without_a_pattern_c
     assert read_answer(by_status, SOURCES, 404, None) == "absent"
     assert read_answer(by_status, SOURCES, 200, {"reference": "k1", "cents": 5}) == "found"
     assert read_answer(by_status, SOURCES, 200, {"reference": "k2", "cents": 5}) == "unclear"
+
+
+def test_after_a_restore_an_answer_counts_only_if_it_speaks_of_the_sendings_that_were_lost_as_well() -> None:
+    book = after_lag(doubtful())
+    restored = restored_at(book)
+    refused = answered(book, "absent")
+    assert code(refused) == "moved" and not refused.events
+    book.ms = restored + TIMEOUT_MS + LAG_MS + 1
+    assert wrote(answered(book, "absent")) == ["step_presumed", "probe_answered"]
+    assert [attempt.state for attempt in book.step().attempts] == ["absent", "absent"]
+    lawful(book)
+
+
+def restored_at(book: Book) -> int:
+    """The store is restored from a backup as it stands; answers when that was."""
+    book.ms += 1_000
+    window = Recovery(book.ms - 500, book.ms - 500 + book.wall_offset, book.ms)
+    book.view = book.view._replace(incarnation=1, recovery=window)
+    return book.ms

@@ -13,10 +13,12 @@ from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import AnswerProbe, ProbeWord
 from tidefast.protocol.contracts import Probe
 from tidefast.protocol.doubt import clear_ms
-from tidefast.protocol.events import object_json
+from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
 from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.records import Now, RunHead, Step, View
+from tidefast.protocol.recovery import may_be_lost
+from tidefast.protocol.step import presume
 from tidefast.protocol.verdicts import Decision, Settled
 
 
@@ -33,11 +35,15 @@ def answer_probe(view: View, command: AnswerProbe, now: Now) -> Decision:
     if command.attempts != len(step.attempts):
         facts: dict[str, JSON] = {"expected": command.attempts, "attempts": len(step.attempts)}
         return refuse(head, "moved", "attempts", step=step.step_id, **facts)
+    before: tuple[Event, ...] = ()
+    if view.recovery is not None and may_be_lost(step, view.incarnation):  # the answer must be about that sending too
+        step, presuming = presume(view, head, step, view.recovery, now)
+        before = (presuming,)
     if not clear_ms(step) < command.asked_ms <= now.ms:
         return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=clear_ms(step))
     if command.answer == "absent" and is_owner_silent(view, step):
         return refuse(head, "step_in_flight", "owner_silent", step=step.step_id)
-    return _taken(view, head, step, command, now)
+    return _taken(view, head, step, command, now, *before)
 
 
 def is_owner_silent(view: View, step: Step) -> bool:
@@ -47,27 +53,28 @@ def is_owner_silent(view: View, step: Step) -> bool:
     )
 
 
-def _taken(view: View, head: RunHead, step: Step, command: AnswerProbe, now: Now) -> Decision:
+def _taken(view: View, head: RunHead, step: Step, command: AnswerProbe, now: Now, *before: Event) -> Decision:
     state = {"found": "applied", "absent": "pending"}.get(command.answer, step.state)
     data = object_json(
         answer=f'"{command.answer}"',
         asked_ms=str(command.asked_ms),
-        attempts=str(command.attempts),
+        attempts=str(len(step.attempts)),
         reason=text_json(command.reason),
         receipt=command.receipt_json,
         state=f'"{state}"',
     )
-    answered = record(head, now, "probe_answered", data, step=step.step_id)
+    place = len(before)
+    answered = record(head, now, "probe_answered", data, step=step.step_id, after=place)
     if command.answer == "many" and step.step_id not in head.diverged:
         why = object_json(reason='"diverged"', step=text_json(step.step_id))
-        frozen = record(head, now, "run_frozen", why, after=1)
-        return accept(head, Settled(step.state, joined=False, is_diverged=True), answered, frozen)
+        frozen = record(head, now, "run_frozen", why, after=place + 1)
+        return accept(head, Settled(step.state, joined=False, is_diverged=True), *before, answered, frozen)
     tries = view.contracts[step.contract].probe_tries
     if command.answer == "unclear" and step.state == "in_doubt" and step.probes + 1 >= tries:
         why = object_json(attempts=str(len(step.attempts)), reason='"probe_unclear"')
-        held = record(head, now, "step_held", why, step=step.step_id, after=1)
-        return accept(head, Settled("held", joined=False), answered, held)
-    return accept(head, Settled(state, joined=False), answered)  # type: ignore[arg-type]
+        held = record(head, now, "step_held", why, step=step.step_id, after=place + 1)
+        return accept(head, Settled("held", joined=False), *before, answered, held)
+    return accept(head, Settled(state, joined=False), *before, answered)  # type: ignore[arg-type]
 
 
 def read_answer(probe: Probe, sources: Mapping[str, JSON], status: int | None, body: JSON) -> ProbeWord:
