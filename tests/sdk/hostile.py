@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Fault = str
 WHOLE = "whole"
@@ -39,13 +39,19 @@ class Broken(Exception):
 class HostileProxy:
     """Stands before a server and does to a share of the requests what its seed says. Counts by (kind, fault)."""
 
-    def __init__(self, port: int, seed: int, share: float, kind_of: Callable[[str, str], str]) -> None:
-        self._port, self._share, self._kind_of = port, share, kind_of
+    def __init__(
+        self,
+        port: int,
+        seed: int,
+        share: float,
+        kind_of: Callable[[str, str], str],
+        faults: Sequence[Fault] = FAULTS,
+    ) -> None:
+        self._port, self._share, self._kind_of, self._faults = port, share, kind_of, faults
         self._chance = random.Random(seed)
         self.done: Counter[tuple[str, Fault]] = Counter()
-        self.is_calm = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = [*FAULTS]
+        self._waiting = [*faults]
 
     async def __aenter__(self) -> "HostileProxy":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -92,10 +98,10 @@ class HostileProxy:
 
     def _draw(self) -> Fault:
         """Every fault comes up as often as every other: a bag that is filled again when it is empty."""
-        if self.is_calm or self._chance.random() >= self._share:
+        if self._chance.random() >= self._share:
             return WHOLE
         if not self._waiting:
-            self._waiting = [*FAULTS]
+            self._waiting = [*self._faults]
         return self._waiting.pop(self._chance.randrange(len(self._waiting)))
 
     async def _break(self, fault: Fault, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from tidefast.stores.sqlite import SqliteStore
 
 SOON = Backoff(0.002, 0.05)
 WORKERS = 3
+SHARE = 0.6  # of the calls that are broken
+LOST = ("answer cut in its body",)  # what was asked is done, and the caller doesn't hear so
 FAULTED_LEAST = 5_000  # RELIABILITY's gate for faulted calls
 KINDS = (
     (r"POST /v1/runs$", "start"), (r"POST /v1/claims$", "claim"), (r"POST .*/lease/renew$", "renew"),
@@ -133,10 +135,13 @@ async def customer(url: str, number: int, count: int, results: dict[str, Any]) -
 
 
 async def play(
-    world: World, directory: Path, seed: int, customers: int, each: int
+    world: World, directory: Path, seed: int, customers: int, each: int, faults: Sequence[str]
 ) -> tuple[HostileProxy, dict[str, Any]]:
     results: dict[str, Any] = {}
-    async with authority(world, directory / "store.db") as port, HostileProxy(port, seed, 0.6, kind_of) as proxy:
+    async with (
+        authority(world, directory / "store.db") as port,
+        HostileProxy(port, seed, SHARE, kind_of, faults) as proxy,
+    ):
         lines = [HttpAuthority(proxy.url) for _ in range(WORKERS)]
         workers = [
             Worker(line, world.app, ThreadHeartbeat(lambda: HttpAuthority(proxy.url)), lease_ms=3_000, backoff=SOON)
@@ -175,10 +180,12 @@ def problems(world: World, directory: Path, results: dict[str, Any], wanted: int
             yield f"{run}: {result!r}"
 
 
-def run_rig(directory: Path, seed: int, customers: int = 4, each: int = 2) -> tuple[HostileProxy, list[str]]:
+def run_rig(
+    directory: Path, seed: int, customers: int = 4, each: int = 2, faults: Sequence[str] = FAULTS
+) -> tuple[HostileProxy, list[str]]:
     world = World()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        proxy, results = runner.run(asyncio.wait_for(play(world, directory, seed, customers, each), 90))
+        proxy, results = runner.run(asyncio.wait_for(play(world, directory, seed, customers, each, faults), 90))
     return proxy, list(problems(world, directory, results, customers * each))
 
 
@@ -208,7 +215,7 @@ def test_a_client_that_draws_an_id_for_each_try_is_found_out(tmp_path: Path, mon
         return await honest(self, None, *args)
 
     monkeypatch.setattr(HttpAuthority, "create_run", forgetful)
-    assert any("mail" in problem for problem in run_rig(tmp_path, 3)[1])
+    assert any("mail" in problem for problem in run_rig(tmp_path, 3, faults=LOST)[1])
 
 
 def test_a_worker_that_repeats_as_another_step_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +227,4 @@ def test_a_worker_that_repeats_as_another_step_is_found_out(tmp_path: Path, monk
         return await honest(self, token, step_id if count == 1 else f"{step_id}-{count}", *args)
 
     monkeypatch.setattr(HttpAuthority, "apply", impatient)
-    assert any("applied 2 times" in problem or "runs" in problem for problem in run_rig(tmp_path, 4)[1])
+    assert any("applied" in problem for problem in run_rig(tmp_path, 4, faults=LOST)[1])
