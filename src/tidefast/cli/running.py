@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import at_server, must, server_url
+from tidefast.cli.desk import at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
@@ -146,5 +146,5 @@ def start(
 
 
 async def _start(run_id: str, agent: str, version: str, input_json: str, url: str) -> RunCreated:
-    async with at_server(url, None, writes=True) as desk:  # creating a run needs no key, so none is read
+    async with at_server(url, given_key(), writes=True) as desk:
         return must(await desk.create_run(run_id, agent, version, input_json))

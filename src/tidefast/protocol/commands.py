@@ -12,7 +12,7 @@ from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Right
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
-OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
 
 
 @dataclass(frozen=True, slots=True)
