@@ -134,7 +134,7 @@ class Engine:
         return self._budgets.get(name) or self.store.load_budget(name) or Budget(name)
 
     def book(self, budgets: Iterable[Budget]) -> None:
-        """Put changed budgets into the batch that is being gathered. Durable when `booked`, or a submit after it, returns."""
+        """Put changed budgets into the batch that is being gathered; durable when `booked` returns."""
         for budget in budgets:
             self._budgets[budget.name] = self._open_batch().batch.budgets[budget.name] = budget
 
