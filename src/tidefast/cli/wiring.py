@@ -86,7 +86,7 @@ async def build_authority(
     if sweeps:
         await keeper.start()
     else:
-        await keeper.mark_lost()
+        await keeper.take_over()
     sender = ModelSender(clock)
     hop = ModelHop(engine, gateway, models or ModelBook(), sender)
     return Parts(store, clock, engine, gateway, keeper, http, sender, Authority(engine, gateway, hop))

@@ -129,9 +129,11 @@ class Decision(NamedTuple):
     """A verdict and everything that must be true together with it.
 
     `events` are appended in order, `guards` are the heads that were read. `must_sync` is False only for a renewal.
+    `contract` is one that an event names though nothing is sent, so that the store holds it.
     """
 
     verdict: Verdict
     events: tuple[Event, ...] = ()
     guards: tuple[Guard, ...] = ()
     must_sync: bool = True
+    contract: Contract | None = None
