@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Recovery, RunHead, Step
@@ -63,6 +64,7 @@ class Batch:
     heads: dict[int, RunHead] = field(default_factory=dict)
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
     mark_ms: int = 0
 
 
@@ -130,6 +132,11 @@ class Store(Protocol):
 
         Only runs whose ids begin with `prefix`.
         """
+
+    def load_budget(self, name: str) -> Budget | None: ...
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        """Budgets with a name above `after`, in order of their names."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

@@ -76,6 +76,13 @@ CREATE TABLE contracts (
     body   TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- One row per budget of model calls; `record` is the whole of it. No run's decision reads one.
+CREATE TABLE budgets (
+    name    TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    record  TEXT    NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- The second lock: whatever the program does, an epoch is not reissued and the log is not rewritten.
 CREATE TRIGGER runs_only_rise BEFORE UPDATE OF epoch, version ON runs
 WHEN new.epoch < old.epoch OR new.version < old.version

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from tidefast.protocol.budget import Amount, Budget, Limit, Reservation
 from tidefast.protocol.events import Event
 from tidefast.protocol.records import Attempt, OpenStep, RunHead, Step
 from tidefast.stores.base import StoreCorrupt, StoredEvent
@@ -24,11 +25,13 @@ Row = tuple[Any, ...]
 
 encode = msgspec.json.Encoder().encode
 _decode_head = msgspec.json.Decoder(RunHead).decode
+_decode_budget = msgspec.json.Decoder(Budget).decode
 _decode_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
+SHAPED = (RunHead, OpenStep, Attempt, Step, Budget, Reservation, Amount, Limit)
 # What the stored arrays mean, place by place. A file keeps it, so that a field that was added or moved without a
 # migration is refused when the file is opened, instead of being read as another field.
-SHAPE = json.dumps({record.__name__: record._fields for record in (RunHead, OpenStep, Attempt, Step)})
+SHAPE = json.dumps({record.__name__: record._fields for record in SHAPED})
 
 
 def decode_head(text: str) -> RunHead:
@@ -36,6 +39,17 @@ def decode_head(text: str) -> RunHead:
         return _decode_head(text)
     except msgspec.DecodeError as error:
         raise StoreCorrupt(f"a run's record can't be read ({error}): {text[:200]}. Restore a backup.") from error
+
+
+def decode_budget(text: str) -> Budget:
+    try:
+        return _decode_budget(text)
+    except msgspec.DecodeError as error:
+        raise StoreCorrupt(f"a budget can't be read ({error}): {text[:200]}. Restore a backup.") from error
+
+
+def budget_row(budget: Budget) -> Row:
+    return budget.name, budget.version, encode(budget).decode()
 
 
 class Write:
@@ -78,6 +92,11 @@ WRITE_STEPS = Write(
     " probes = excluded.probes, probed_ms = excluded.probed_ms",
 )
 WRITE_CONTRACTS = Write("INSERT INTO contracts (digest, body) VALUES", 2, "ON CONFLICT (digest) DO NOTHING")
+WRITE_BUDGETS = Write(
+    "INSERT INTO budgets (name, version, record) VALUES",
+    3,
+    "ON CONFLICT (name) DO UPDATE SET version = excluded.version, record = excluded.record",
+)
 WRITE_MARK = "UPDATE meta SET value = ? WHERE name = 'mark_ms'"
 
 META = "SELECT name, value FROM meta"
@@ -85,6 +104,9 @@ RUN_KEY_MAX = "SELECT coalesce(max(run_key), 0) FROM runs"
 HEAD = "SELECT run_key, record FROM runs WHERE run_id = ?"
 BUSY_HEADS = "SELECT run_key, record FROM runs WHERE is_busy = 1 ORDER BY run_key"
 CONTRACT = "SELECT body FROM contracts WHERE digest = ?"
+
+BUDGET = "SELECT record FROM budgets WHERE name = ?"
+BUDGETS = "SELECT record FROM budgets WHERE name > ? ORDER BY name LIMIT ?"
 
 EVENT = "SELECT event_key, at_ms, kind, epoch, step_id, data, digest FROM events WHERE event_key = ?"
 EVENTS = (
