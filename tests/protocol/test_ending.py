@@ -296,3 +296,18 @@ def test_an_event_that_a_log_has_of_an_ending_is_read_back_as_it_was_written() -
     view = book.refold()
     assert view.run == book.head
     assert evolve(view, Event(book.head.seq + 1, 1, "run_resumed", Epoch(0), None, "{}")).run is not None
+
+
+def test_a_held_step_that_holds_nothing_else_does_hold_a_run_that_is_ending() -> None:
+    book = Book()
+    book.granted()
+    book.admit(MAIL, KEYLESS._replace(independent=True))
+    book.settle("unlisted", MAIL)
+    assert book.head.held_steps == ()
+    book.fail()
+    book.release()
+    assert (book.head.state, code(book.grant())) == ("held", "step_held")
+    book.resolve("applied", MAIL)
+    book.granted()
+    assert code(book.admit(MAIL, stored=True)) == "Answer"
+    assert wrote(again(book)) == ["run_failed"]
