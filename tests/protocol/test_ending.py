@@ -303,7 +303,7 @@ def test_a_held_step_that_holds_nothing_else_does_hold_a_run_that_is_ending() ->
     book.granted()
     book.admit(MAIL, KEYLESS._replace(independent=True))
     book.settle("unlisted", MAIL)
-    assert book.head.held_steps == ()
+    assert book.head.holding == ()
     book.fail()
     book.release()
     assert (book.head.state, code(book.grant())) == ("held", "step_held")

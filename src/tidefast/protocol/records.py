@@ -183,8 +183,7 @@ class RunHead(NamedTuple):
 
     @property
     def holding(self) -> tuple[StepId, ...]:
-        """The held steps that hold the whole run."""
-        """The held steps that hold the run; of a run that is ending every one does."""
+        """The held steps that hold the whole run; of a run that is ending every one does."""
         holds_all = bool(self.ending)
         return tuple(
             step.step_id for step in self.open if step.state == "held" and (holds_all or not step.is_independent)
