@@ -13,7 +13,7 @@ from tidefast.protocol.records import Right
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
 ProbeWord = Literal["found", "absent", "unclear", "many"]
-OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused", "unmet"]
 
 
 @dataclass(frozen=True, slots=True)
