@@ -20,13 +20,14 @@ from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
-from tidefast.cli.serving import URL_DEFAULT, configure_log
+from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
 from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook
 from tidefast.sdk.app import App, load_app
 from tidefast.sdk.errors import Error
 from tidefast.wire.answers import spell
+from tidefast.wire.place import URL_DEFAULT
 
 
 def run(

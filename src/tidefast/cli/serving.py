@@ -28,6 +28,7 @@ from tidefast.server.keyfile import KeysRefused, read_keys
 from tidefast.services.process_runner import ProcessRunner
 from tidefast.services.tools import ConfigError, ToolBook
 from tidefast.stores.sqlite import SqliteStore
+from tidefast.wire.place import PORT_DEFAULT, URL_DEFAULT
 from tidefast.wire.secretfile import SecretRefused
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     from tidefast.server.credentials import Credentials, Files
     from tidefast.server.door import Hosts
 
-PORT_DEFAULT = 8700
 PORT_MAX = 65_535
-URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 RUNS_DEFAULT = 64
 T = TypeVar("T")
 
