@@ -6,11 +6,11 @@ is no second description that could fall behind.
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, cast
 
 from msgspec import inspect
 
-from tidefast import __version__
 from tidefast.protocol.ids import DERIVED_ID_PATTERN, ID_PATTERN
 from tidefast.server.access import MAY
 from tidefast.server.table import VERBS, Listed, Verb
@@ -51,7 +51,7 @@ def document() -> Schema:
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Tidefast", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "info": {"title": "Tidefast", "version": version("tidefast"), "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {
             "schemas": schemas,
