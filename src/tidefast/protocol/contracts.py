@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple, TypeVar
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 
-ToolKind = Literal["http", "python", "smtp", "model"]
+ToolKind = Literal["http", "python", "smtp", "model", "workspace"]
 Tls = Literal["starttls", "tls", "none"]
-Effect = Literal["none", "external", "model"]
+Effect = Literal["none", "external", "model", "workspace"]
 Word = TypeVar("Word", bound=str)
 
 TIMEOUT_DEFAULT_MS = 30_000  # what most providers' own clients wait
@@ -90,6 +90,7 @@ class Contract(NamedTuple):
     credential: Credential | None = None
     sender: str = ""  # smtp: `from` in a configuration
     tls: Tls = "starttls"  # smtp: how the conversation is kept from others
+    escapes: bool = False  # workspace: effects outside the replica are possible
 
     @property
     def dedups(self) -> bool:
@@ -100,6 +101,8 @@ class Contract(NamedTuple):
     def origin(self) -> str:
         if self.kind in ("python", "model"):
             return f"{self.kind}:{self.tool}"
+        if self.kind == "workspace":
+            return self.url
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 

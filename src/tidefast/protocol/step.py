@@ -21,6 +21,9 @@ from tidefast.protocol.ids import Epoch, StepId, asked_by, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import HAD_NO_EFFECT, MUTATING, Attempt, Now, OpenStep, RunHead, Step, View
 from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.write import ask, receipt_refused
+
+RENDERED = frozenset(("http", "smtp", "model"))  # kinds whose intent holds the rendered request
 
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
@@ -101,7 +104,7 @@ def unfit(command: Admit | Compensate, contract: Contract) -> str:
     """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
     if isinstance(command, Admit) and command.args_problem:
         return command.args_problem
-    return "no request was rendered" if contract.kind != "python" and command.request is None else ""
+    return "no request was rendered" if contract.kind in RENDERED and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -113,6 +116,8 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
             return accept(head, answer(step))
         case _ if head.frozen:
             return refuse(head, "run_frozen", head.frozen)
+        case "applied" | "fenced" | "in_doubt" if step.effect == "workspace" and (told := ask(view, head, step, now)):
+            return told
         case "applied":
             return join(head, step, command.right.epoch, now)
         case "rejected":
@@ -344,6 +349,10 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
     data = object_json(attempt=str(attempt.number), receipt=command.receipt_json)
     if attempt.state == "applied":
         return accept(head, _standing(step))
+    if step.effect == "workspace":
+        refused = receipt_refused(view, head, step, attempt, command, now)
+        if refused is not None:
+            return refused
     if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:

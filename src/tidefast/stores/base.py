@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.records import RunHead, Step, WorkspaceHead
+from tidefast.stores.workspaces import StoredWrite, WorkspaceTables
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
 JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
@@ -44,7 +45,7 @@ class Identity(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    run_key: int
+    run_key: int  # or a workspace's key
     event: Event
     digest: str
 
@@ -58,6 +59,9 @@ class Batch:
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
     mark_ms: int = 0
+    workspaces: dict[int, WorkspaceHead] = field(default_factory=dict)
+    writes: list[StoredWrite] = field(default_factory=list)
+    pruned: dict[int, int] = field(default_factory=dict)  # by workspace: the oldest log index that stays whole
 
 
 def utf8_length(text: str) -> int:
@@ -65,13 +69,13 @@ def utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-class Store(Protocol):
+class Store(WorkspaceTables, Protocol):
     """Blocking. Reads may be called from the engine's thread, `commit` from one writer thread at a time."""
 
     def identity(self) -> Identity: ...
 
     def run_key_max(self) -> int:
-        """The highest run key in use; the engine numbers new runs from here."""
+        """The highest key in use by a run or a workspace; the engine numbers new ones from here."""
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None: ...
 

@@ -19,7 +19,7 @@ import apsw
 from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
-from tidefast.stores import sqlite_file
+from tidefast.stores import sqlite_file, sqlite_workspaces
 from tidefast.stores import sqlite_rows as rows
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -35,9 +35,10 @@ from tidefast.stores.base import (
 )
 from tidefast.stores.sqlite_errors import explain
 from tidefast.stores.sqlite_file import FileLock, Owner
+from tidefast.stores.sqlite_workspaces import SqliteWorkspaces
 
 
-class SqliteStore:
+class SqliteStore(SqliteWorkspaces):
     """See `Store`. Built by `open` or `open_read_only`; `close` gives the file back."""
 
     def __init__(self, path: Path, lock: FileLock | None, writer: apsw.Connection | None, reader: apsw.Connection):
@@ -157,7 +158,7 @@ class SqliteStore:
         return self._identity
 
     def run_key_max(self) -> int:
-        return int(self._all(rows.RUN_KEY_MAX)[0][0])
+        return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         row = self._one(rows.HEAD, run_id)
@@ -263,6 +264,8 @@ class SqliteStore:
                 rows.WRITE_EVENTS.run(writer, events)
                 rows.WRITE_STEPS.run(writer, steps)
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                if batch.workspaces or batch.pruned:
+                    sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
                 writer.execute("COMMIT")

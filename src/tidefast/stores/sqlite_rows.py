@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from tidefast.protocol.events import Event
-from tidefast.protocol.records import Attempt, OpenStep, RunHead, Step
+from tidefast.protocol.records import Attempt, OpenStep, OpenWrite, RunHead, Step, WorkspaceHead
 from tidefast.stores.base import StoreCorrupt, StoredEvent
 
 SEQ_BITS = 32
@@ -28,7 +28,9 @@ _decode_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
 # What the stored arrays mean, place by place. A file keeps it, so that a field that was added or moved without a
 # migration is refused when the file is opened, instead of being read as another field.
-SHAPE = json.dumps({record.__name__: record._fields for record in (RunHead, OpenStep, Attempt, Step)})
+SHAPE = json.dumps(
+    {record.__name__: record._fields for record in (RunHead, OpenStep, Attempt, Step, WorkspaceHead, OpenWrite)}
+)
 
 
 def decode_head(text: str) -> RunHead:
