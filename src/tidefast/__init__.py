@@ -13,20 +13,33 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tidefast.sdk.app import App as App
+    from tidefast.sdk.blocking import Client as Client
+    from tidefast.sdk.client import AsyncClient as AsyncClient
+    from tidefast.sdk.errors import CallRefused as CallRefused
+    from tidefast.sdk.errors import Conflict as Conflict
     from tidefast.sdk.errors import Error as Error
     from tidefast.sdk.errors import Fail as Fail
     from tidefast.sdk.errors import Misuse as Misuse
+    from tidefast.sdk.errors import NotAllowed as NotAllowed
+    from tidefast.sdk.errors import NotFound as NotFound
     from tidefast.sdk.errors import NotSent as NotSent
+    from tidefast.sdk.errors import NotYet as NotYet
+    from tidefast.sdk.errors import OutcomeUnknown as OutcomeUnknown
     from tidefast.sdk.errors import Preempted as Preempted
     from tidefast.sdk.errors import Refused as Refused
     from tidefast.sdk.errors import Rejected as Rejected
+    from tidefast.sdk.errors import RunFailed as RunFailed
     from tidefast.sdk.errors import Unavailable as Unavailable
     from tidefast.sdk.run import Run as Run
     from tidefast.sdk.worker import Worker as Worker
 
-_ERRORS = ("Error", "Fail", "Misuse", "NotSent", "Preempted", "Refused", "Rejected", "Unavailable")
-_HOMES = {"App": "app", "Run": "run", "Worker": "worker", **dict.fromkeys(_ERRORS, "errors")}
-__all__ = ["App", "Run", "Worker", *_ERRORS]
+_ERRORS = (
+    *("CallRefused", "Conflict", "Error", "Fail", "Misuse", "NotAllowed", "NotFound", "NotSent", "NotYet"),
+    *("OutcomeUnknown", "Preempted", "Refused", "Rejected", "RunFailed", "Unavailable"),
+)
+_NAMED = {"App": "app", "AsyncClient": "client", "Client": "blocking", "Run": "run", "Worker": "worker"}
+_HOMES = {**_NAMED, **dict.fromkeys(_ERRORS, "errors")}
+__all__ = ["App", "AsyncClient", "Client", "Run", "Worker", *_ERRORS]
 
 
 def __getattr__(name: str) -> object:

@@ -59,10 +59,13 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 COMMAND = (sys.executable, "-m", "tidefast.cli.main")
 
 
-def tidefast(*words: str, cwd: Path, points: Path | None = None) -> subprocess.CompletedProcess[str]:
+def tidefast(
+    *words: str, cwd: Path, points: Path | None = None, key: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
+    environment = _environment(points) | ({} if key is None else {"TIDEFAST_KEY": key})
     return subprocess.run(
-        [*COMMAND, *words], cwd=cwd, env=_environment(points), capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -1,15 +1,18 @@
 """Provider processes for tests: start one, call it, kill it."""
 
+import email.policy
 import http.client
 import json
 import os
 import signal
+import smtplib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,7 @@ class Provider:
         ready = json.loads(line)
         assert ready["ready"] is True
         self.port: int = ready["port"]
+        self.smtp_port: int = ready.get("smtp", 0)
 
     def end(self, number: signal.Signals) -> int:
         """Signal the process and return its exit code."""
@@ -92,9 +96,19 @@ class Provider:
         body = json.dumps({"order": order, "cents": cents, "currency": currency}).encode()
         return self.call("POST", "/refunds", body, {"Idempotency-Key": key})
 
-    def send(self, recipient: str, headers: Headers | None = None) -> Reply:
-        body = json.dumps({"to": recipient, "subject": "Grüße", "text": "Ihr Geld ist unterwegs."}).encode()
-        return self.call("POST", "/send", body, headers)
+    def send(self, recipient: str, message_id: str = "<1@shop.example>", password: str = TOKEN) -> tuple[int, str]:
+        """Hand over one mail; (code, text) of the server's last word on it."""
+        message = EmailMessage()
+        message["From"], message["To"], message["Subject"] = "desk@shop.example", recipient, "Grüße"
+        message["Message-ID"] = message_id
+        message.set_content("Ihr Geld ist unterwegs.")
+        with smtplib.SMTP("127.0.0.1", self.smtp_port, timeout=WAIT_SECONDS) as server:
+            server.login("desk", password)
+            server.mail("desk@shop.example")
+            code, text = server.rcpt(recipient)
+            if code == 250:
+                code, text = server.data(message.as_bytes(policy=email.policy.SMTP))
+            return code, text.decode()
 
     def ledger(self) -> Any:
         reply = self.call("GET", "/ledger")

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import smtplib
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.demo.provider_process import (
+    TOKEN,
     Provider,
     raw_refund,
     running,
@@ -211,24 +213,48 @@ def test_undo_of_nothing(card: Provider) -> None:
 
 
 def test_mail_ignores_keys_and_counts_duplicates(mail: Provider) -> None:
-    headers = {"Idempotency-Key": "same", "Tidefast-Step": "notify"}
-    replies = [mail.send("jane@example.com", headers) for _ in range(2)]
-    assert [reply.status for reply in replies] == [202, 202]
+    key = "0123456789abcdef" * 2
+    replies = [mail.send("jane@example.com", f"<{key}@shop.example>") for _ in range(2)]
+    assert [code for code, _ in replies] == [250, 250]
     mails = [row for row in mail.ledger()["mails"] if row["to"] == "jane@example.com"]
-    assert [row["id"] for row in mails] == [reply.json["id"] for reply in replies]
-    assert {(row["key"], row["step"], row["subject"]) for row in mails} == {("same", "notify", "Grüße")}
+    assert [f"2.0.0 queued as {row['id']}" for row in mails] == [text for _, text in replies]
+    assert {(row["key"], row["from"], row["subject"]) for row in mails} == {(key, "desk@shop.example", "Grüße")}
 
 
-def test_mail_without_headers_survives_a_kill(mail: Provider) -> None:
-    assert mail.send("kill@example.com").status == 202
+def test_a_mail_that_was_taken_survives_a_kill(mail: Provider) -> None:
+    assert mail.send("kill@example.com")[0] == 250
     mail.end(signal.SIGKILL)
     mail.start()
     (row,) = [row for row in mail.ledger()["mails"] if row["to"] == "kill@example.com"]
-    assert (row["key"], row["step"]) == (None, None)
+    assert row["key"] == "<1@shop.example>"
 
 
-@pytest.mark.parametrize("address", ["nobody", "a@b", "a b@example.com", "a@example.invalid", "é@example.com", "@x.de"])
+def test_a_sender_that_hangs_up_after_the_dot_has_sent_its_mail(tmp_path: Path) -> None:
+    with running("mail", tmp_path, "--latency", "300ms") as provider:
+        with smtplib.SMTP("127.0.0.1", provider.smtp_port) as server:
+            server.login("desk", TOKEN)
+            server.mail("desk@shop.example")
+            server.rcpt("gone@example.com")
+            server.docmd("DATA")
+            server.send(b"Subject: x\r\n\r\nx\r\n.\r\n")
+            wait_in_progress(provider)
+            server.close()
+        wait_idle(provider)
+        assert [row["to"] for row in provider.ledger()["mails"]] == ["gone@example.com"]
+
+
+def test_sigterm_takes_the_mail_in_progress_in(tmp_path: Path) -> None:
+    with running("mail", tmp_path, "--latency", "300ms") as provider:
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(provider.send, "last@example.com")
+            wait_in_progress(provider)
+            assert provider.end(signal.SIGTERM) == 0
+            assert sent.result()[0] == 250
+        provider.start()
+        assert len(provider.ledger()["mails"]) == 1
+
+
+@pytest.mark.parametrize("address", ["a@b", "a@example.invalid", "a@-x.de"])
 def test_mail_refuses_an_address_that_nothing_can_reach(mail: Provider, address: str) -> None:
-    reply = mail.send(address)
-    assert (reply.status, reply.code) == (422, "invalid_address")
+    assert mail.send(address) == (550, "5.1.1 no mail can reach this address")
     assert address not in {row["to"] for row in mail.ledger()["mails"]}

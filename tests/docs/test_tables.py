@@ -15,13 +15,14 @@ from tidefast.cli.errors import HELP
 from tidefast.cli.main import COMMANDS, main
 from tidefast.demo import desk
 from tidefast.protocol import doubt, evolve
-from tidefast.protocol.contracts import parse_contract
+from tidefast.protocol.contract_table import parse_contract
 from tidefast.protocol.events import Kind
 from tidefast.protocol.laws import LAWS
 from tidefast.protocol.records import AttemptState, RunState, StepState
 from tidefast.protocol.verdicts import Code
 from tidefast.sdk.app import App
-from tidefast.server.routes import VERBS
+from tidefast.server.access import MAY
+from tidefast.server.table import VERBS
 from tidefast.wire.refusals import REASONS, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,8 +167,16 @@ def test_what_each_address_asks_for_is_documented() -> None:
         method, path = words(row[0])[0].split()
         members = VERBS[path][method].message.__struct_fields__
         assert not [member for member in members if not said(row[2], member)], row[0]
-        guard = VERBS[path][method].guard
-        assert guard in row[1] or guard == "open", row[0]
+        assert VERBS[path][method].guard == row[1].partition(";")[0], row[0]
+
+
+def test_the_page_tells_who_may_what() -> None:
+    for guard, roles, without_keys in rows(HTTP, "| guard | roles | without `serve --keys` |"):
+        access = MAY[words(guard)[0]]  # type: ignore[index]
+        assert set(words(roles)) == access.roles or guard == "`public`"
+        assert without_keys.startswith("open") == access.is_open
+        assert ("token" in roles, "all runs" in roles) == (access.lease, access.whole)
+    assert len(rows(HTTP, "| guard | roles | without `serve --keys` |")) == len(MAY)
 
 
 def test_every_member_of_a_contract_is_documented() -> None:

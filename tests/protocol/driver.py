@@ -28,11 +28,12 @@ from tidefast.protocol.commands import (
     Settle,
     Thaw,
 )
-from tidefast.protocol.contracts import Contract, Refusal, Undo, contract_digest, render_request
+from tidefast.protocol.contracts import Contract, Undo, contract_digest, render_request
 from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId, derived_id, step_key
 from tidefast.protocol.machine import decide, needs
+from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.records import Guard, Now, Right, RunHead, Step, View
 from tidefast.protocol.verdicts import Decision, Granted, Refused, Renewed, Send
 
@@ -53,7 +54,7 @@ KEYED = Contract(
     key="header:Idempotency-Key",
     key_ttl_ms=TTL_MS,
     timeout_ms=TIMEOUT_MS,
-    refusals=(Refusal(402),),
+    refusals=(Pattern(402),),
     undo=Undo("refund", {"charge": "{receipt.body.id}"}),
 )
 REFUND = KEYED._replace(tool="refund", url="http://127.0.0.1:9/refunds", undo=None)

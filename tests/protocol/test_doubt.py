@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.protocol.driver import KEYED, KEYLESS, LEASE_MS, PAY, READ, TIMEOUT_MS, TTL_MS, Book, code, wrote
 
-from tidefast.protocol.contracts import MARGIN_DEFAULT_MS, Refusal
-from tidefast.protocol.doubt import judge, other_doubt, outcome_of, window_open
+from tidefast.protocol.contracts import MARGIN_DEFAULT_MS
+from tidefast.protocol.doubt import judge, line_to_add, other_doubt, outcome_of, window_open
+from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.records import Now
 from tidefast.protocol.verdicts import Refused
 
@@ -149,5 +150,32 @@ def test_time_alone_never_settles_a_doubt() -> None:
     ],
 )
 def test_a_status_is_an_outcome_only_where_the_contract_lists_it(status: int, body: Any, outcome: Any) -> None:
-    contract = KEYED._replace(refusals=(Refusal(402), Refusal(409, (("code", "used"),))))
+    contract = KEYED._replace(refusals=(Pattern(402), Pattern(409, (("code", "used"),))))
     assert outcome_of(contract, status, body) == outcome
+
+
+def test_a_success_that_does_not_look_as_expected_is_not_the_providers_word() -> None:
+    contract = KEYED._replace(expect=Pattern(0, (("id", "string"),)))
+    assert outcome_of(contract, 200, {"id": "ch_1"}) == ("applied", "")
+    assert outcome_of(contract, 200, {"login": "please"}) == ("unlisted", "unexpected_answer")
+    assert outcome_of(contract, 200, None, is_whole=False) == ("applied", "")
+
+
+def test_the_word_that_a_key_was_used_with_another_body_is_an_outcome_of_its_own() -> None:
+    contract = KEYED._replace(payload_bound=(Pattern(422),), refusals=(Pattern(422, (("code", "declined"),)),))
+    assert outcome_of(contract, 422, {"code": "declined"}) == ("refused", "status_422")
+    assert outcome_of(contract, 422, {"code": "reused"}) == ("key_reused", "status_422")
+
+
+@pytest.mark.parametrize(
+    "body,line",
+    [
+        ({"error": {"code": "no_such"}}, '{ status = 404, "error.code" = "no_such" }'),
+        ({"error": "gone"}, '{ status = 404, "error" = "gone" }'),
+        ({"errors": [{"code": 7}]}, '{ status = 404, "errors.0.code" = 7 }'),
+        ({"error": "empty"}, "404"),
+        (None, "404"),
+    ],
+)
+def test_an_unlisted_answer_names_the_line_that_would_list_it(body: Any, line: str) -> None:
+    assert line_to_add(404, body) == line

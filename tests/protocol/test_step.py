@@ -280,6 +280,21 @@ def test_a_lease_past_its_expiry_that_no_event_has_ended_still_joins() -> None:
     assert book.settle().verdict == Settled("committed", joined=True)
 
 
+@pytest.mark.parametrize("before", ["fenced", "lost"])
+def test_a_key_that_was_used_with_another_body_freezes_the_run(before: str) -> None:
+    book = fresh()
+    if before == "lost":
+        book.die()
+        book.mark_lost()
+    decision = book.settle("key_reused")
+    assert wrote(decision) == ["step_doubted", "run_frozen"] and book.head.frozen == "diverged"
+    assert decision.verdict == Settled("in_doubt", joined=False, is_diverged=True)
+    assert book.head.diverged == (PAY,) and code(book.thaw()) == "run_frozen"
+    book.ms += TIMEOUT_MS + 1
+    book.resolve("not_applied", looked_at_ms=book.ms)
+    assert book.head.diverged == () and book.thaw().events
+
+
 def test_a_frozen_run_still_takes_facts_and_joins_them() -> None:
     book = fresh()
     book.admit(MAIL)

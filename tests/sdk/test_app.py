@@ -117,7 +117,7 @@ def positional(order: str, /) -> None: ...
         (one, {"timeout": True}, "timeout is no duration"),
         (one, {"timeout": -1}, "0 to 1e9"),
         (one, {"key_ttl": "24h"}, "parameter `key`"),
-        (one, {"undo": {"args": {}}}, "undo: expected"),
+        (one, {"undo": {"args": {}}}, "undo.tool: expected"),
         (one, {"name": "a/b"}, "another name"),
         (one, {"name": "x", "args": {"a": {1}}}, "args: expected JSON"),
         (positional, {}, "without names: order"),

@@ -13,8 +13,9 @@ from tidefast.protocol.contracts import PYTHON_KEY, Contract, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
+from tidefast.server.access import Caller, KeyBook, key_digest
 from tidefast.server.app import build_app
-from tidefast.server.keys import key_digest
+from tidefast.server.credentials import Credentials, Signer
 from tidefast.services.authority import Authority
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
@@ -84,7 +85,11 @@ class Reply(NamedTuple):
 
 
 def app_of(authority: Any) -> Any:
-    return build_app(authority, secret=SECRET, namespace=NAMESPACE, operator_digest=key_digest(OPERATOR_KEY))
+    return build_app(authority, credentials())
+
+
+def credentials(keys: Mapping[bytes, Caller] | None = None) -> Credentials:
+    return Credentials(KeyBook(key_digest(OPERATOR_KEY), keys), Signer((SECRET,), NAMESPACE))
 
 
 async def ask(

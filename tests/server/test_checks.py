@@ -21,7 +21,7 @@ from tests.server.support import (
 from tidefast.protocol.ids import Epoch, RunId
 from tidefast.protocol.verdicts import Refused
 from tidefast.server.door import is_loopback
-from tidefast.server.routes import VERBS
+from tidefast.server.table import VERBS
 from tidefast.stores.base import StoreUnavailable
 from tidefast.wire import tokens
 

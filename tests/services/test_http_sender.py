@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tidefast.engine.clock import ManualClock, SystemClock
-from tidefast.protocol.contracts import Contract, Credential, Refusal, Request, render_request
+from tidefast.protocol.contracts import Contract, Credential, Request, render_request
 from tidefast.protocol.ids import Epoch
+from tidefast.protocol.patterns import Pattern
 from tidefast.services import http_sender
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.tools import ConfigError, Outcome, ToolBook
@@ -112,7 +113,7 @@ def body_of(outcome: Outcome) -> Any:
     ],
 )
 def test_an_answer_means_what_the_contract_says(said: bytes, kind: str, reason: str) -> None:
-    outcome = told(saying(said), refusals=(Refusal(402), Refusal(400, (("error.code", "declined"),))))
+    outcome = told(saying(said), refusals=(Pattern(402), Pattern(400, (("error.code", "declined"),))))
     assert (outcome.kind, outcome.reason) == (kind, reason)
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 from tidefast.protocol import commands as c
 from tidefast.protocol.canonical import call_digest, canonical, digest
-from tidefast.protocol.contracts import Contract, Refusal, Request, contract_digest, render_request
+from tidefast.protocol.contracts import Contract, Request, contract_digest, render_request
 from tidefast.protocol.events import CHAIN_START, Event, chain
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId, step_key
 from tidefast.protocol.laws import History
 from tidefast.protocol.machine import decide
+from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.records import Now, Right, View
 from tidefast.protocol.verdicts import Granted, Verdict
 from tidefast.stores.base import Batch, StoredEvent
@@ -29,12 +30,12 @@ CHARGE = Contract(
     url="https://card.example/c",
     key="header:Idempotency-Key",
     key_ttl_ms=86_400_000,
-    refusals=(Refusal(402),),
+    refusals=(Pattern(402),),
 )
 PATIENT = CHARGE._replace(tool="patient", retries=2)
 UUID = CHARGE._replace(tool="uuid", key="field:meta.key", key_form="uuid")
-ROUGH = Contract("rough", "http", url="https://rough.example", refusals=(Refusal(402),))
-LOOK = Contract("look", "http", effect="none", url="https://look.example", refusals=(Refusal(402),))
+ROUGH = Contract("rough", "http", url="https://rough.example", refusals=(Pattern(402),))
+LOOK = Contract("look", "http", effect="none", url="https://look.example", refusals=(Pattern(402),))
 REFUND = CHARGE._replace(tool="refund")
 LOCAL = Contract("local", "python", key="field:key", key_ttl_ms=86_400_000)
 CONTRACTS = {contract_digest(each): each for each in (CHARGE, PATIENT, UUID, ROUGH, LOOK, REFUND, LOCAL)}

@@ -19,11 +19,12 @@ from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.services.reads import Reads
 from tidefast.stores.sqlite import SqliteStore
+from tidefast.wire.place import URL_VARIABLE
 
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
 
-URL_VARIABLE = "TIDEFAST_URL"
+KEY_VARIABLE = "TIDEFAST_KEY"
 PAGE = 1_000
 BY = "operator"  # whom the log names for a verb of the file's owner; a server names the bearer of its key
 T = TypeVar("T")
@@ -94,12 +95,29 @@ def server_url(url: str | None) -> str | None:
     return url or os.environ.get(URL_VARIABLE) or None
 
 
+def given_key() -> str | None:
+    """The key in TIDEFAST_KEY; none if it is empty or not set."""
+    return os.environ.get(KEY_VARIABLE) or None
+
+
+def server_key(url: str, store: str) -> str | None:
+    """The key to call a server with: the one given, else the operator's beside the store that this server owns."""
+    key = given_key()
+    if key is not None:
+        return key
+    from tidefast.server import keys
+
+    path = store_path(store)
+    owner = SqliteStore.owner(path) if path.parent.is_dir() else None
+    return keys.read_operator_key(path) if owner is not None and owner.url == url.rstrip("/") != "" else None
+
+
 @asynccontextmanager
 async def reading(url: str | None, store: str) -> AsyncIterator[Reader]:
     """Reads at a server, or in a file whoever owns it."""
     address = server_url(url)
     if address is not None:
-        async with at_server(address, None, writes=False) as server:
+        async with at_server(address, server_key(address, store), writes=False) as server:
             yield server
         return
     opened = SqliteStore.open_read_only(store_path(store))
@@ -129,7 +147,7 @@ async def writing(url: str | None, store: str, operator_key: Path | None) -> Asy
 
 
 def _key(url: str, store: str, operator_key: Path | None) -> str | None:
-    """The operator's key from the file named, or from beside the store's file; None if there is none.
+    """The key from the file named, else the one given, else the operator's beside the store; None without any.
 
     Unasked it goes to no other address than the one that the store's own server has announced. Raises `CliError`.
     """
@@ -142,14 +160,14 @@ def _key(url: str, store: str, operator_key: Path | None) -> str | None:
         except FileNotFoundError:
             todo = "name the file that `tidefast serve` wrote beside its store"
             raise CliError("config", f"--operator-key {operator_key}: no such file", todo, ExitCode.CONFIG) from None
+    known = server_key(url, store)
+    if known is not None:
+        return known
     path = store_path(store)
-    key = keys.read_operator_key(path)
-    if key is None:
+    if keys.read_operator_key(path) is None:
         return None
     owner = SqliteStore.owner(path)
     announced = owner.url if owner is not None else ""
-    if announced and announced == url.rstrip("/"):
-        return key
     file = keys.operator_key_path(path)
     serves = f"the server of {path} is at {announced}" if announced else f"no server of {path} runs"
     todo = f"if that server may have it, say so: --operator-key {file}"

@@ -7,6 +7,7 @@ import traceback
 
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
 from tidefast.sdk.errors import Error, Misuse, Unavailable
+from tidefast.server.keyfile import KeysRefused
 from tidefast.services.tools import ConfigError
 from tidefast.stores.base import StoreCorrupt, StoreError, StoreRefused
 from tidefast.wire.secretfile import SecretRefused
@@ -19,8 +20,8 @@ def told(error: Exception) -> CliError:
             return error
         case ConfigError():
             return ConfigProblems(str(error).splitlines())
-        case SecretRefused():
-            return ConfigProblems([str(error)])
+        case SecretRefused() | KeysRefused():
+            return ConfigProblems(str(error).splitlines())
         case StoreRefused():
             return CliError("store_refused", *_halves(str(error)), ExitCode.CONFIG)
         case StoreCorrupt():

@@ -15,7 +15,7 @@ from tidefast.cli.errors import HELP, CliError, ExitCode
 
 COMMANDS = {
     "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
-    "serve": ("serving:serve", "Serve an authority and its gateway over HTTP, on this machine."),
+    "serve": ("serving:serve", "Serve an authority and its gateway over HTTP."),
     "worker": ("serving:worker", "Claim runs at a server and drive them."),
     "start": ("running:start", "Create a run at a server, for its workers."),
     "runs": ("looking:runs", "List runs."),
@@ -25,6 +25,7 @@ COMMANDS = {
     "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
     "preempt": ("deciding:preempt", "End a run's lease, so that another worker takes it."),
     "thaw": ("deciding:thaw", "Let a frozen run go on."),
+    "keys": ("keyring:keys", "Make, list and revoke the keys of a server's callers."),
     "adopt": ("deciding:adopt", "Make a copied or restored store's file a store of its own."),
     "audit": ("proving:audit", "Judge every log of a store by the laws, and against a provider's ledger."),
     "anchor": ("evidence:anchor", "Sign how long each log is and what its last digest was, to be kept elsewhere."),

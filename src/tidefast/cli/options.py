@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tidefast.cli.errors import CliError, ExitCode
-from tidefast.protocol.contracts import duration_ms
+from tidefast.protocol.fields import duration_ms
 
 DEFAULT_STORE = ".tidefast/store.db"
 

@@ -14,19 +14,20 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import at_server, must, server_url
+from tidefast.cli.desk import at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
-from tidefast.cli.serving import URL_DEFAULT, configure_log
+from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
 from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook
 from tidefast.sdk.app import App, load_app
 from tidefast.sdk.errors import Error
 from tidefast.wire.answers import spell
+from tidefast.wire.place import URL_DEFAULT
 
 
 def run(
@@ -146,5 +147,5 @@ def start(
 
 
 async def _start(run_id: str, agent: str, version: str, input_json: str, url: str) -> RunCreated:
-    async with at_server(url, None, writes=True) as desk:  # creating a run needs no key, so none is read
+    async with at_server(url, given_key(), writes=True) as desk:
         return must(await desk.create_run(run_id, agent, version, input_json))

@@ -16,24 +16,27 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import server_url
+from tidefast.cli.desk import given_key, server_url
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
 from tidefast.cli.place import own, store_path, system_clock
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
+from tidefast.server.keyfile import KeysRefused, read_keys
 from tidefast.services.process_runner import ProcessRunner
 from tidefast.services.tools import ConfigError, ToolBook
 from tidefast.stores.sqlite import SqliteStore
+from tidefast.wire.place import PORT_DEFAULT, URL_DEFAULT
 from tidefast.wire.secretfile import SecretRefused
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-PORT_DEFAULT = 8700
+    from tidefast.server.credentials import Credentials, Files
+    from tidefast.server.door import Hosts
+
 PORT_MAX = 65_535
-URL_DEFAULT = f"http://127.0.0.1:{PORT_DEFAULT}"
 RUNS_DEFAULT = 64
 T = TypeVar("T")
 
@@ -47,8 +50,8 @@ class Settings:
     port: int
     tools: Path | None
     app: str | None
-    secret: Path | None
-    operator_key: Path | None
+    files: "Files"
+    names: frozenset[str]
     as_json: bool
 
 
@@ -61,7 +64,7 @@ class Problems:
     def check(self, make: Callable[[], T]) -> T | None:
         try:
             return make()
-        except (ConfigError, SecretRefused) as error:
+        except (ConfigError, SecretRefused, KeysRefused) as error:
             self.found += str(error).splitlines()
         except CliError as error:
             self.found.append(f"{error.what}: {error.todo}")
@@ -71,12 +74,21 @@ class Problems:
 def serve(
     *,
     store: StoreName = DEFAULT_STORE,
-    host: Annotated[str, Parameter(help="The address to listen on; only this machine's own are served.")] = "127.0.0.1",
+    host: Annotated[
+        str, Parameter(help="The address to listen on; without --keys only this machine's own are served.")
+    ] = "127.0.0.1",
     port: Annotated[int, Parameter(help="The port to listen on; 0 takes a free one.")] = PORT_DEFAULT,
     tools: Tools = None,
     app: Annotated[
         str | None, Parameter(help="MODULE:APP whose python tools are offered; they run in a process of their own.")
     ] = None,
+    keys: Annotated[
+        Path | None, Parameter(help="The file of callers' keys (see `tidefast keys`); with it every caller needs one.")
+    ] = None,
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="A name under which clients reach this server; may be given several times."),
+    ] = (),
     secret: Annotated[
         Path | None, Parameter(help="The file with the key that signs leases; made beside the store at first use.")
     ] = None,
@@ -93,7 +105,12 @@ def serve(
         problems.found.append(f"--port {port}: expected 0 to {PORT_MAX}")
     if path is None:
         path = Path(DEFAULT_STORE)
-    settings = Settings(path, host, port, tools, app, secret, operator_key, as_json)
+    from tidefast.server import keys as places
+    from tidefast.server.credentials import Files
+
+    files = Files(secret or places.secret_path(path), operator_key or places.operator_key_path(path), keys)
+    names = frozenset(name.lower() for name in allow_host)
+    settings = Settings(path, host, port, tools, app, files, names, as_json)
     configure_log()
     run_program(_serve(settings, problems))
     return ExitCode.OK
@@ -112,14 +129,12 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         starting = None if runner is None else asyncio.create_task(runner.start())
         await asyncio.sleep(0)  # the tools' process starts to import, and so does this one
         from tidefast.server import app as server_app
-        from tidefast.server import keys
         from tidefast.server import serve as _warm  # noqa: F401 - loaded while the tools' process starts
 
         contracts = await _app_contracts(starting, problems)
         book = problems.check(lambda: wiring.build_tools(settings.tools, settings.app or "", contracts))
-        secret = problems.check(lambda: _secret(settings))
-        operator = problems.check(lambda: keys.key_digest(_operator_key(settings)))
-        if problems.found or book is None or secret is None or operator is None:
+        credentials = problems.check(lambda: settings.files.load(store.identity().namespace))
+        if problems.found or book is None or credentials is None:
             raise ConfigProblems(problems.found)
         parts = await wiring.build_authority(store, book, runner, hook, clock)
     except BaseException:
@@ -128,17 +143,36 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         store.close()
         raise
     parts.tool_process = runner
-    app = server_app.build_app(
-        parts.authority, secret=secret, namespace=store.identity().namespace, operator_digest=operator
-    )
+    app = server_app.build_app(parts.authority, credentials, _hosts(settings))
     try:
-        await _listen(app, settings, parts, store, book)
+        await _listen(app, credentials, settings, parts, store, book)
     finally:
         await parts.stop()
 
 
+def _hosts(settings: Settings) -> "Hosts":
+    """Under which names this server may be addressed: those given, and by number where it listens beyond loopback."""
+    from tidefast.server.door import Hosts, is_loopback
+
+    return Hosts(settings.names, any_number=not is_loopback(settings.host))
+
+
+def _reload(credentials: "Credentials", files: "Files", namespace: bytes) -> None:
+    """Read keys and secrets again. Files that can't be used change nothing, and the log says why."""
+    import structlog
+
+    log = structlog.get_logger("tidefast.server")
+    try:
+        credentials.replace(files.load(namespace))
+    except (SecretRefused, KeysRefused) as error:
+        log.error("credentials_kept", problems=str(error).splitlines())
+        return
+    log.info("credentials_read", keys=len(credentials.book.keys or {}), secrets=len(credentials.signer.secrets))
+
+
 async def _listen(
     app: "Starlette",
+    credentials: "Credentials",
     settings: Settings,
     parts: wiring.Parts,
     store: SqliteStore,
@@ -161,7 +195,14 @@ async def _listen(
     from tidefast.server.serve import ServeRefused, serve
 
     try:
-        await serve(app, settings.host, settings.port, on_ready)
+        namespace = store.identity().namespace
+        await serve(
+            app,
+            settings.host,
+            settings.port,
+            on_ready,
+            on_hangup=lambda: _reload(credentials, settings.files, namespace),
+        )
     except ServeRefused as error:
         raise ConfigProblems([str(error)]) from error
 
@@ -170,15 +211,19 @@ def _check_files(settings: Settings, problems: Problems) -> None:
     """What can be judged before the store is opened."""
     from tidefast.server.door import is_loopback
 
-    if not is_loopback(settings.host):
-        problems.found.append(f"--host {settings.host}: expected this machine's own address, 127.0.0.1 or ::1")
+    if not is_loopback(settings.host) and settings.files.keys is None:
+        problems.found.append(
+            f"--host {settings.host}: expected this machine's own address, 127.0.0.1 or ::1; others need --keys"
+        )
     if settings.app is not None and not all(settings.app.partition(":")):
         problems.found.append(f"--app {settings.app}: expected MODULE:APP, like refunds:app")
     if problems.found:
         # The start fails in any case, so nothing is opened or made; the files are read to tell their problems as well.
         problems.check(lambda: wiring.build_tools(settings.tools, "", ()))
-        for file in (settings.secret, settings.operator_key):
+        for file in (settings.files.secret, settings.files.operator_key):
             problems.check(lambda file=file: _read_secret(file))  # type: ignore[misc]
+        if settings.files.keys is not None:
+            problems.check(lambda: read_keys(settings.files.keys))  # type: ignore[arg-type]
 
 
 async def _app_contracts(starting: asyncio.Task[list[Contract]] | None, problems: Problems) -> list[Contract]:
@@ -191,30 +236,13 @@ async def _app_contracts(starting: asyncio.Task[list[Contract]] | None, problems
         return []
 
 
-def _read_secret(file: Path | None) -> None:
+def _read_secret(file: Path) -> None:
     from tidefast.wire import secretfile
 
     try:
-        if file is not None:
-            secretfile.read(file)
+        secretfile.read_all(file)
     except FileNotFoundError:
         return
-
-
-def _secret(settings: Settings) -> bytes:
-    from tidefast.server import keys
-    from tidefast.wire import secretfile
-
-    return secretfile.read_or_make(settings.secret or keys.secret_path(settings.store))
-
-
-def _operator_key(settings: Settings) -> str:
-    from tidefast.server import keys
-    from tidefast.wire import secretfile
-
-    if settings.operator_key is None:
-        return keys.make_operator_key(settings.store)
-    return keys.PREFIX + secretfile.read_or_make(settings.operator_key).hex()
 
 
 def worker(
@@ -250,13 +278,13 @@ async def _work(name: str, url: str, max_runs: int, lease_ms: int, as_json: bool
     from tidefast.sdk.worker import Worker
 
     hook = wiring.fault_hook()
-    app = load_app(name)
+    app, key = load_app(name), given_key()
     try:
-        authority = HttpAuthority(url)
+        authority = HttpAuthority(url, key)
     except ValueError as error:
         raise CliError("usage", f"--url {url}", "expected http://HOST:PORT", ExitCode.USAGE) from error
 
-    heartbeat = ThreadHeartbeat(lambda: HttpAuthority(url))
+    heartbeat = ThreadHeartbeat(lambda: HttpAuthority(url, key))
     driver = Worker(authority, app, heartbeat, lease_ms=lease_ms, max_runs=max_runs, hook=hook)
     agents = sorted(app.agents)
     if as_json:

@@ -47,7 +47,8 @@ class Provider:
     """A running provider and where it listens."""
 
     process: asyncio.subprocess.Process
-    port: int
+    port: int  # of its HTTP
+    tool_port: int  # where the tools find it
 
 
 class House:
@@ -69,7 +70,7 @@ class House:
             self._providers[name] = await self._start_provider(name)
         text = TOOLS.read_text(encoding="utf-8")
         for name, provider in self._providers.items():
-            text = text.replace(f"{name.upper()}_PORT", str(provider.port))
+            text = text.replace(f"{name.upper()}_PORT", str(provider.tool_port))
         (self.directory / "tools.toml").write_text(text, encoding="utf-8")
 
     async def _start_provider(self, name: str) -> Provider:
@@ -82,8 +83,8 @@ class House:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(READY_S):
-                line = await process.stdout.readline()
-            return Provider(process, int(json.loads(line)["port"]))
+                ports = json.loads(await process.stdout.readline())
+            return Provider(process, int(ports["port"]), int(ports.get("smtp", ports["port"])))
         except (TimeoutError, ValueError, KeyError) as error:
             await end(process, GRACE_S)
             raise HouseError(f"the {name} provider doesn't come up; see {self._log(name)}") from error
@@ -95,7 +96,7 @@ class House:
         """Start `tidefast serve`, and return once it answers."""
         command = [*CLI, "serve", "--store", f"sqlite:///{self.store}", "--port", str(self._port)]
         command += ["--tools", str(self.directory / "tools.toml")]
-        credentials = {f"{name.upper()}_AUTH": f"Bearer {token}" for name, token in self._tokens.items()}
+        credentials = {"CARD_AUTH": f"Bearer {self._tokens['card']}", "MAIL_PASSWORD": self._tokens["mail"]}
         process = await self._spawn("authority", command, {**credentials, **self._hooked()})
         try:
             async with asyncio.timeout(READY_S), aiohttp.ClientSession(trust_env=False) as session:

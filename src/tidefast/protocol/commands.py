@@ -13,7 +13,7 @@ from tidefast.protocol.records import ReplicaRight, Right
 from tidefast.protocol.workspace import Delta, Disk
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
-OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
 
 
 @dataclass(frozen=True, slots=True)

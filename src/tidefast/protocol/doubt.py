@@ -6,11 +6,13 @@ sent, must leave room for the attempt's own timeout and the contract's margin, a
 and the wall clock both say so. Where nothing is safe a person is asked.
 """
 
+import json
 from typing import Literal
 
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import Contract
+from tidefast.protocol.patterns import WORDS, member
 from tidefast.protocol.records import NOT_SETTLED, Attempt, Now, Step
 
 Judgement = Literal["ask_again", "replay", "hold", "give_up"]
@@ -84,25 +86,42 @@ def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now:
     return contract.dedups and attempt.older_over and window_open(step, contract, now)
 
 
-REPLAY_LATER = frozenset(
-    (408, 409, 425, 429)
-)  # a key still running, too early, too many: not an answer about the effect
+# A key still running, too early, too many: not an answer about the effect.
+REPLAY_LATER = frozenset((408, 409, 425, 429))
 
 
-def outcome_of(contract: Contract, status: int, body: JSON) -> tuple[OutcomeKind, str]:
+def is_expected(contract: Contract, body: JSON) -> bool:
+    """Whether a success looks as the contract says: a page that somebody put between isn't the provider's word."""
+    return contract.expect is None or contract.expect.matches(contract.expect.status, body)
+
+
+def line_to_add(status: int, body: JSON) -> str:
+    """The entry of `refusals` that would make an unlisted answer a definite one, should it be that."""
+    for path in ("error.code", "error.type", "code", "type", "error", "errors.0.code"):
+        found, value = member(body, path)
+        if found and isinstance(value, str | int) and value not in ("", *WORDS):
+            return f'{{ status = {status}, "{path}" = {json.dumps(value)} }}'
+    return str(status)
+
+
+def outcome_of(contract: Contract, status: int, body: JSON, is_whole: bool = True) -> tuple[OutcomeKind, str]:
     """What an HTTP answer says about the effect: (outcome, reason).
 
     | status                        | outcome                                                        |
     |-------------------------------|----------------------------------------------------------------|
     | 2xx                           | applied                                                        |
+    | 2xx that isn't as `expect`    | unlisted: in doubt and held at once                            |
     | listed in `refusals`          | refused                                                        |
+    | listed in `payload_bound`     | key_reused: in doubt, and the run is frozen as diverged        |
     | 408, 409, 425, 429, 5xx       | doubted: replayed where the doubt table allows                 |
     | any other (3xx, unlisted 4xx) | unlisted: in doubt and held at once; redirects are not followed |
     """
     if 200 <= status <= 299:
-        return "applied", ""
+        return ("applied", "") if not is_whole or is_expected(contract, body) else ("unlisted", "unexpected_answer")
     if any(refusal.matches(status, body) for refusal in contract.refusals):
         return "refused", f"status_{status}"
+    if any(pattern.matches(status, body) for pattern in contract.payload_bound):
+        return "key_reused", f"status_{status}"
     if status in REPLAY_LATER or status >= 500:
         return "doubted", f"status_{status}"
     return "unlisted", f"status_{status}"

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from email.header import Header
 
 from tidefast.protocol.canonical import JSON
-from tidefast.protocol.contracts import ADDRESS, Contract, RenderError, Request, sender_parts
+from tidefast.protocol.contracts import ADDRESS, Contract, Request, sender_parts
+from tidefast.protocol.patterns import RenderError
 
 METHOD = "MAIL"  # of a stored request that is a mail
 FROM, TO, ID = "MAIL FROM", "RCPT TO", "Message-ID"  # its envelope, and what it is found by

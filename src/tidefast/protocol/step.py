@@ -334,7 +334,7 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
-        case "doubted" | "unlisted":
+        case "doubted" | "unlisted" | "key_reused":
             return _settle_doubted(head, step, attempt, command, now)
         case _:
             assert_never(command.outcome)
@@ -357,8 +357,7 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:
             return accept(head, _standing(step), late)  # two readings may differ
-        why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
-        frozen = record(head, now, "run_frozen", why, after=1)
+        frozen = _diverged(head, step, attempt, now, after=1)
         return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
     if step.state in ("applied", "committed"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
@@ -368,6 +367,12 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         return accept(head, Settled("committed", joined=True), *events)
     applied = record(head, now, "step_applied", data, step=step.step_id, epoch=attempt.epoch)
     return accept(head, Settled("applied", joined=False), applied)
+
+
+def _diverged(head: RunHead, step: Step, attempt: Attempt, now: Now, after: int) -> Event:
+    """Facts contradict each other: nothing goes on until a person has looked."""
+    why = object_json(reason='"diverged"', step=text_json(step.step_id), attempt=str(attempt.number))
+    return record(head, now, "run_frozen", why, after=after)
 
 
 def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:
@@ -396,10 +401,12 @@ def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle
 
     Of an attempt that was given up as lost it moves nothing, but is kept: its owner is silent no longer.
     """
-    if attempt.state == "lost":
-        return _settled(head, step, attempt, "step_doubted", command, now, step.state)
-    doubted = _settled(head, step, attempt, "step_doubted", command, now, "in_doubt")
-    if command.outcome == "doubted" or not step.is_mutating:
+    state = step.state if attempt.state == "lost" else "in_doubt"
+    doubted = _settled(head, step, attempt, "step_doubted", command, now, state)
+    if command.outcome == "key_reused" and step.is_mutating:  # can't come from us: a replay sends the stored request
+        frozen = _diverged(head, step, attempt, now, after=1)
+        return accept(head, Settled(state, joined=False, is_diverged=True), *doubted.events, frozen)
+    if command.outcome != "unlisted" or attempt.state == "lost" or not step.is_mutating:
         return doubted
     data = object_json(reason='"unlisted_answer"', attempts=str(len(step.attempts)))
     held = record(head, now, "step_held", data, step=step.step_id, epoch=attempt.epoch, after=1)

@@ -360,7 +360,9 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
         case "step_compensated":
             return _moved(step, "compensated", event.seq)
         case "late_receipt":
-            return _booked(step, place, "applied")
+            return step if data.get("is_gone") is True else _booked(step, place, "applied")
+        case "replica_lost":
+            return _moved(_all_but_harmless(step, "absent"), "pending", event.seq)._replace(receipts=frozenset())
         case _:
             return step
 
@@ -371,6 +373,12 @@ def _moved(step: Facts, state: str, seq: int) -> Facts:
 
 def _booked(step: Facts, place: int, state: str) -> Facts:
     attempts = tuple(sent._replace(state=state) if sent.number == place else sent for sent in step.attempts)
+    return step._replace(attempts=attempts)
+
+
+def _all_but_harmless(step: Facts, state: str) -> Facts:
+    """Each attempt that had or may have had its effect: it is gone with the disk that it was made on."""
+    attempts = tuple(sent if sent.state in HARMLESS else sent._replace(state=state) for sent in step.attempts)
     return step._replace(attempts=attempts)
 
 

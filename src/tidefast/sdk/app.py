@@ -27,7 +27,7 @@ import msgspec
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.ids import is_id
 from tidefast.sdk.errors import Misuse
-from tidefast.sdk.tools import Duration, Function, PythonTool, duration_text, python_tool, undo_table
+from tidefast.sdk.tools import Duration, Function, PythonTool, durations, python_tool, tool_table
 
 if typing.TYPE_CHECKING:
     from tidefast.sdk.run import Run
@@ -140,6 +140,15 @@ class App:
         stored_failures: bool = False,
         undo: Mapping[str, Any] | None = None,
         args: Mapping[str, JSON] | None = None,
+        ttl_from: str | None = None,
+        expect: Mapping[str, JSON] | None = None,
+        probe: Mapping[str, Any] | None = None,
+        probe_tries: int | None = None,
+        undo_safe_if_absent: bool = False,
+        independent: bool = False,
+        require: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        secret: Sequence[str] = (),
     ) -> Callable[[Function], PythonTool]: ...
 
     def tool(
@@ -158,6 +167,15 @@ class App:
         stored_failures: bool = False,
         undo: Mapping[str, Any] | None = None,
         args: Mapping[str, JSON] | None = None,
+        ttl_from: str | None = None,
+        expect: Mapping[str, JSON] | None = None,
+        probe: Mapping[str, Any] | None = None,
+        probe_tries: int | None = None,
+        undo_safe_if_absent: bool = False,
+        independent: bool = False,
+        require: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        secret: Sequence[str] = (),
     ) -> Any:
         """Declare a sync or async function as a tool, with what it promises. Raises `Misuse` naming every fault.
 
@@ -168,14 +186,21 @@ class App:
         members: dict[str, object] = {
             "effect": effect,
             "key_form": key_form,
-            "key_ttl": duration_text("key_ttl", key_ttl),
             "key_scope": key_scope,
-            "margin": duration_text("margin", margin),
-            "timeout": duration_text("timeout", timeout),
             "retries": retries,
+            **durations(key_ttl=key_ttl, margin=margin, timeout=timeout),
             "stored_failures": stored_failures,
-            "undo": undo_table(undo),
+            "undo": tool_table("undo", undo),
             "args": args,
+            "ttl_from": ttl_from,
+            "expect": expect,
+            "probe": tool_table("probe", probe),
+            "probe_tries": probe_tries,
+            "undo_safe_if_absent": undo_safe_if_absent,
+            "independent": independent,
+            "require": tool_table("require", require),
+            "limits": limits,
+            "secret": list(secret),
         }
 
         def declare(function: Function) -> PythonTool:

@@ -1,10 +1,17 @@
 """What the SDK raises, and what agents and tools raise to say something.
 
     Exception
-    ├── Error          something that agent code may catch
-    │   ├── Rejected     a step was finally refused; the receipt says how
-    │   ├── Misuse       the program asks for what can't be: a repeated step id, arguments that aren't JSON
-    │   └── Unavailable  nobody answers, and no lease is left to wait under
+    ├── Error                something that agent code and programs may catch
+    │   ├── Rejected           a step was finally refused; the receipt says how
+    │   ├── Misuse             the program asks for what can't be: a repeated step id, arguments that aren't JSON
+    │   ├── Unavailable        nobody answers; whatever was asked may be asked again
+    │   │   └── OutcomeUnknown   a verb that is not safe to repeat may have arrived: look before you repeat it
+    │   ├── CallRefused        the authority refuses a call of a client; `code`, `reason` and `facts` say why
+    │   │   ├── NotFound         there is no such run or step
+    │   │   ├── NotAllowed       the key is missing, unknown, or not for this
+    │   │   └── Conflict         things aren't as the call assumes: another input, a moved epoch, nothing to decide
+    │   ├── RunFailed          the run whose result was asked for ended without one
+    │   └── NotYet             it has not ended in the time that was given (also a `TimeoutError`)
     ├── Fail           an agent raises it to end its run for a stated reason
     ├── Refused        a python tool raises it: definitely not done, and final for these arguments
     └── NotSent        a python tool raises it: definitely not done, because nothing was sent
@@ -62,6 +69,49 @@ class Misuse(Error):
 
 class Unavailable(Error):
     """The authority doesn't answer. Whether it acted is unknown; everything asked of it may be asked again."""
+
+
+class OutcomeUnknown(Unavailable):
+    """A verb may have been done or not: it had arrived, or may have, when the answer was lost."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("whether it was done is unknown", why, "look before you repeat it")
+
+
+class CallRefused(Error):
+    """The authority refuses the call, and nothing was written that the code doesn't imply."""
+
+    def __init__(self, code: str, reason: str, why: str, next: str, facts: Mapping[str, JSON]) -> None:  # noqa: A002
+        super().__init__(f"the authority refuses this: {code} ({reason})", why, next)
+        self.code, self.reason, self.facts = code, reason, facts
+
+
+class NotFound(CallRefused):
+    """There is no such run or step."""
+
+
+class NotAllowed(CallRefused):
+    """The call needs a key, another key, or a key for this run."""
+
+
+class Conflict(CallRefused):
+    """Things aren't as the call assumes. Look again and decide anew."""
+
+
+class RunFailed(Error):
+    """A run ended without a result. `state` is how (failed, cancelled, superseded), `error` what it left behind."""
+
+    def __init__(self, run_id: str, state: str, error: Any) -> None:
+        super().__init__(f"run {run_id} is {state}", str(error) if error is not None else "")
+        self.run_id, self.state, self.error = run_id, state, error
+
+
+class NotYet(Error, TimeoutError):
+    """A run has not ended in the time that was given. It goes on; `state` is where it stands."""
+
+    def __init__(self, run_id: str, state: str) -> None:
+        super().__init__(f"run {run_id} has not ended in time", f"it is {state}", "ask for its result again")
+        self.run_id, self.state = run_id, state
 
 
 class Fail(Exception):

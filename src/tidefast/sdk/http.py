@@ -46,6 +46,11 @@ T = TypeVar("T")
 class RequestRefused(Exception):
     """The authority doesn't take a request whose answer has no place for a refusal; sending it again won't help."""
 
+    def __init__(self, refused: Refused) -> None:
+        detail = refused.facts.get("detail", refused.facts)
+        super().__init__(f"the authority refused the request: {refused.code}, {refused.reason}: {detail}")
+        self.refused = refused
+
 
 class HttpAuthority:
     """One authority by its URL. Safe for many concurrent calls of one event loop; `close` it in the end."""
@@ -283,8 +288,7 @@ def _read_all(body: bytes | Refused, name: str, kind: type[T]) -> list[T] | Refu
 
 def _must(answer: list[T] | Refused) -> list[T]:
     if isinstance(answer, Refused):
-        detail = answer.facts.get("detail", answer.facts)
-        raise RequestRefused(f"the authority refused the request: {answer.code}, {answer.reason}: {detail}")
+        raise RequestRefused(answer)
     return answer
 
 

@@ -12,7 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from tidefast.protocol.canonical import JSON
-from tidefast.protocol.contracts import PYTHON_KEY, Contract, parse_contract
+from tidefast.protocol.contract_table import parse_contract
+from tidefast.protocol.contracts import PYTHON_KEY, Contract
 from tidefast.protocol.ids import is_id
 from tidefast.sdk.errors import Misuse, NotSent, Refused
 
@@ -121,9 +122,18 @@ def duration_text(name: str, value: Duration | None) -> str | None:
     return f"{ms // size}{unit}"
 
 
-def undo_table(undo: Mapping[str, JSON] | None) -> Mapping[str, JSON] | None:
-    """`undo={"tool": …, "args": …}` as contracts spell it; the tool may be given as a `PythonTool`."""
-    if undo is None or not isinstance(undo.get("tool"), PythonTool):
-        return undo
-    tool: Any = undo["tool"]
-    return {**undo, "tool": tool.name}
+def durations(**members: Duration | None) -> dict[str, str | None]:
+    """Members that are durations, as contracts spell them."""
+    return {name: duration_text(name, value) for name, value in members.items()}
+
+
+def tool_table(member: str, table: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """`undo={"tool": …}` and its like as contracts spell it: a `PythonTool` by its name, `lag` as text."""
+    if not isinstance(table, Mapping):
+        return table
+    spelled = dict(table)
+    if isinstance(spelled.get("tool"), PythonTool):
+        spelled["tool"] = spelled["tool"].name
+    if "lag" in spelled:
+        spelled["lag"] = duration_text(f"{member}.lag", spelled["lag"])
+    return spelled

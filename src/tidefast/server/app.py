@@ -8,26 +8,28 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidefast.server.door import Door, refusal
+from tidefast.server.credentials import Credentials
+from tidefast.server.door import LOOPBACK, Door, Hosts, refusal
 from tidefast.server.routes import Server, routes
-from tidefast.server.verbs import Signer
 from tidefast.wire.problem import problem
 
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
 
 
-def build_app(authority: "Authority", *, secret: bytes, namespace: bytes, operator_digest: bytes) -> Starlette:
+def build_app(authority: "Authority", credentials: Credentials, hosts: Hosts = LOOPBACK) -> Starlette:
     """The application in front of one authority.
 
-    `secret` signs lease tokens and `namespace` (of the store) binds them to this authority; `operator_digest` is the
-    SHA-256 of the operator's key (see `server.keys`). `app.state.stopping` tells long polls to end.
+    `credentials` are what callers are judged by, and may be replaced meanwhile. `hosts` are the names, besides those of
+    this machine, under which the server may be addressed (see `Door`). `app.state.stopping` tells long polls to end.
     """
     stopping = asyncio.Event()
-    server = Server(authority, Signer(secret, namespace), operator_digest, stopping)
-    app = Starlette(routes=routes(server), middleware=[Middleware(Door)], exception_handlers={404: _no_route})
+    server = Server(authority, credentials, stopping)
+    door = Middleware(Door, hosts=hosts)
+    app = Starlette(routes=routes(server), middleware=[door], exception_handlers={404: _no_route})
     app.router.redirect_slashes = False
     app.state.stopping = stopping
+    app.state.has_keys = credentials.book.keys is not None
     return app
 
 

@@ -7,6 +7,7 @@ then framing and size. The body is read by `read_body` alone, which stops at the
 import ipaddress
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.responses import Response
@@ -25,14 +26,17 @@ class CallerGone(Exception):
 
 def is_loopback(host: str) -> bool:
     """Whether a host, as written in a URL without its port, is this machine by name or number."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
+    if host.strip("[]").lower() == "localhost":
         return True
+    address = _number(host)
+    return address is not None and address.is_loopback
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(name)
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
-    return address.is_loopback
+        return None
 
 
 def header(scope: Scope, name: bytes) -> str:
@@ -58,35 +62,55 @@ def refusal(told: Problem, headers: Iterable[tuple[str, str]] = ()) -> Response:
     return Response(told.to_json(), told.status, extra, MEDIA_TYPE)
 
 
-class Door:
-    """The outermost part of the application."""
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Under which names the server may be addressed, besides those of this machine.
 
-    def __init__(self, app: ASGIApp) -> None:
+    A page that rebinds a name of its own to this server's address sends that name. So a name must have been given; an
+    address by number can't be rebound, and is taken where the server listens on it, or on all (`any_number`).
+    """
+
+    names: frozenset[str] = frozenset()
+    any_number: bool = False
+
+    def take(self, name: str) -> bool:
+        if is_loopback(name) or name.lower() in self.names:
+            return True
+        return self.any_number and _number(name) is not None
+
+
+LOOPBACK = Hosts()
+
+
+class Door:
+    """The outermost part of the application, for requests and sockets alike."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self.app = app
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        told = _foreign(scope) or _repeated(scope) or _misspelled(scope) or _framing(scope)
+        told = _foreign(scope, self._hosts) or _repeated(scope) or _misspelled(scope) or _framing(scope)
         if told is None:
             await self.app(scope, receive, send)
-            return
-        closing = [("Connection", "close")] if header(scope, b"expect") else []
-        await refusal(told, closing)(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": told.reason})
+        else:
+            closing = [("Connection", "close")] if header(scope, b"expect") else []
+            await refusal(told, closing)(scope, receive, send)
 
 
-def _foreign(scope: Scope) -> Problem | None:
-    """The loopback rule: only this machine's names, and no page of another origin."""
+def _foreign(scope: Scope, hosts: Hosts) -> Problem | None:
+    """Only names that are this server's, and no page of another origin."""
     host = header(scope, b"host")
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         name = ""
-    if not is_loopback(name):
+    if not hosts.take(name):
         return problem("unsupported", "host_not_allowed")
-    origin, site = header(scope, b"origin"), header(scope, b"sec-fetch-site")
-    if origin and origin.lower() != f"http://{host.lower()}":
+    origin, site = header(scope, b"origin").lower(), header(scope, b"sec-fetch-site")
+    if origin and origin not in (f"http://{host.lower()}", f"https://{host.lower()}"):  # https: TLS ends at a proxy
         return problem("forbidden", "cross_origin")
     if site and site not in ("same-origin", "none"):
         return problem("forbidden", "cross_origin")

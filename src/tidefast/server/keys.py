@@ -1,17 +1,15 @@
-"""The operator's key: made at first start beside the store, read by the CLI, compared by its digest only.
+"""The operator's key: made at first start beside the store, read by the CLI, known to the server by its digest only.
 
-Worker and reader verbs are open on loopback; a verb that overrules a lease or settles a doubt needs this key, so that a
-program that was merely led astray can't do it. The server holds the key's SHA-256, never the key.
+Without a key file worker and reader verbs are open on loopback; a verb that overrules a lease or settles a doubt needs
+this key all the same, so that a program that was merely led astray can't do it. With one, this key is the operator's of
+the host. The server holds the key's SHA-256, never the key.
 """
 
-import hashlib
-import hmac
 from pathlib import Path
 
 from tidefast.wire import secretfile
 
 PREFIX = "tfo1."
-_KEY_LENGTH_MAX = 256
 
 
 def operator_key_path(store_file: Path) -> Path:
@@ -35,16 +33,3 @@ def read_operator_key(store_file: Path) -> str | None:
         return PREFIX + secretfile.read(operator_key_path(store_file)).hex()
     except FileNotFoundError:
         return None
-
-
-def key_digest(key: str) -> bytes:
-    """What the server keeps of a key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def is_key(authorization: str, digest: bytes) -> bool:
-    """Whether an Authorization header carries the key with this digest; compared in constant time."""
-    scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not 0 < len(key) <= _KEY_LENGTH_MAX:
-        return False
-    return hmac.compare_digest(key_digest(key), digest)

@@ -1,18 +1,18 @@
-"""The addresses, and the order in which each request is judged.
+"""The order in which each request is judged.
 
-After the door (`door.py`): the method; the operator's key; the lease token (none: 428, not ours or for another run:
-401); the live-epoch fence; only then the body. A stale caller with a broken body hears that it is stale, because the
-first answer decides what it does next. Release, complete and fail may be repeated after they ended the epoch, so a
-refusal of the fence is kept back there until the body is known to be whole, and the rules answer.
+After the door (`door.py`): the method; the caller's key (`access.py`); the lease token (none: 428, not ours or for
+another run: 401); the live-epoch fence; only then the body. A stale caller with a broken body hears that it is stale,
+because the first answer decides what it does next. Release, complete and fail may be repeated after they ended the
+epoch, so a refusal of the fence is kept back there until the body is known to be whole, and the rules answer.
 
 A caller that hangs up changes nothing of what it asked for, with one exception: a claim that waits stops waiting, so
 that no run is granted to a caller that is gone. No other call of the authority is ever cancelled from here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -22,10 +22,12 @@ from starlette.types import Receive, Scope, Send
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.records import Right
 from tidefast.server import verbs
+from tidefast.server.access import MAY, admit
+from tidefast.server.credentials import Credentials
 from tidefast.server.door import CallerGone, answer, header, read_body, refusal
-from tidefast.server.keys import is_key
 from tidefast.server.report import report
-from tidefast.server.verbs import Call, Outcome, Signer
+from tidefast.server.table import VERBS, Verb
+from tidefast.server.verbs import Call, Outcome
 from tidefast.stores.base import StoreError
 from tidefast.wire import messages as m
 from tidefast.wire.answers import encode
@@ -34,60 +36,13 @@ from tidefast.wire.problem import Problem, from_refused, invalid, problem
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
 
-Guard = Literal["open", "lease", "operator"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One method of one address. `may_repeat`: the verb can end its own epoch, and be asked again after that."""
-
-    guard: Guard
-    message: type[m.Message]
-    ask: Callable[[Call], Awaitable[Outcome]]
-    may_repeat: bool = False
-    may_wait: bool = (
-        False  # a wait that is given up when the server stops or its caller is gone; nothing is lost by that
-    )
-
-
-RUN = "/v1/runs/{run}"
-STEP = RUN + "/steps/{step}"
-VERBS: dict[str, dict[str, Verb]] = {
-    "/v1/runs": {
-        "GET": Verb("open", m.RunsQuery, verbs.runs),
-        "POST": Verb("open", m.CreateRun, verbs.create_run),
-    },
-    RUN: {"GET": Verb("open", m.Empty, verbs.run)},
-    RUN + "/events": {"GET": Verb("open", m.AfterSeqQuery, verbs.events)},
-    RUN + "/steps": {"GET": Verb("open", m.AfterStepQuery, verbs.steps)},
-    STEP: {"GET": Verb("open", m.Empty, verbs.step), "POST": Verb("lease", m.Apply, verbs.apply)},
-    STEP + "/result": {"POST": Verb("lease", m.SaveResult, verbs.save_result)},
-    STEP + "/compensate": {"POST": Verb("lease", m.Compensate, verbs.compensate)},
-    STEP + "/resolve": {"POST": Verb("operator", m.Resolve, verbs.resolve)},
-    "/v1/claims": {"POST": Verb("open", m.Claim, verbs.claim, may_wait=True)},
-    RUN + "/lease": {"POST": Verb("open", m.Grant, verbs.grant)},
-    RUN + "/lease/renew": {"POST": Verb("lease", m.Empty, verbs.renew)},
-    RUN + "/lease/release": {"POST": Verb("lease", m.Release, verbs.release, may_repeat=True)},
-    "/v1/leases/renew": {"POST": Verb("open", m.RenewMany, verbs.renew_many)},
-    RUN + "/checkpoints": {"POST": Verb("lease", m.SaveCheckpoint, verbs.checkpoint)},
-    RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True)},
-    RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True)},
-    RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
-    "/v1/held": {"GET": Verb("open", m.Empty, verbs.held)},
-    "/healthz": {"GET": Verb("open", m.Empty, verbs.healthz)},
-    "/readyz": {"GET": Verb("open", m.Empty, verbs.readyz)},
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """What every address needs. `stopping` is set when the server begins to end."""
 
     authority: "Authority"
-    signer: Signer
-    operator_digest: bytes
+    credentials: Credentials
     stopping: asyncio.Event
 
 
@@ -106,7 +61,8 @@ class Address:
             response = refusal(told, [("Allow", self._allow)])
         else:
             parts = scope["path_params"]
-            call = Call(self._server.authority, self._server.signer, parts.get("run", ""), parts.get("step", ""))
+            signer = self._server.credentials.signer
+            call = Call(self._server.authority, signer, parts.get("run", ""), parts.get("step", ""))
             response = await self._answer(verb, call, scope, receive)
         await response(scope, receive, send)
 
@@ -129,12 +85,12 @@ class Address:
 
     async def _judge(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Outcome:
         """The checks in their order, then the question itself."""
-        if verb.guard == "operator":
-            told = self._operator(scope)
-            if told is not None:
-                return told
+        caller = admit(self._server.credentials.book, verb.guard, header(scope, b"authorization"), call.run)
+        if isinstance(caller, Problem):
+            return caller
+        call.caller = caller
         stale: Problem | None = None
-        if verb.guard == "lease":
+        if MAY[verb.guard].lease:
             right = self._right(call, scope)
             if isinstance(right, Problem):
                 return right
@@ -149,17 +105,11 @@ class Address:
         call.message = message
         return await self._wait(verb.ask(call), receive) if verb.may_wait else await verb.ask(call)
 
-    def _operator(self, scope: Scope) -> Problem | None:
-        sent = header(scope, b"authorization")
-        if is_key(sent, self._server.operator_digest):
-            return None
-        return problem("unauthenticated", "key_unknown" if sent else "key_missing")
-
     def _right(self, call: Call, scope: Scope) -> Right | Problem:
         token = header(scope, b"tidefast-lease")
         if not token:
             return problem("lease_required", "token_missing")
-        right = self._server.signer.verify(token)
+        right = call.signer.verify(token)
         if right is None:
             return problem("bad_token", "bad_token")
         return right if right.run_id == call.run else problem("bad_token", "other_run")

@@ -31,12 +31,17 @@ class ServeRefused(Exception):
     """The server can't be started. The message says what, why and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket on a loopback address; port 0 takes a free one. Raises `ServeRefused`."""
+def listen(host: str, port: int, *, has_keys: bool = False) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Without keys for callers only on loopback. Raises `ServeRefused`."""
     name = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    if not is_loopback(name):
-        raise ServeRefused(f"--host {host}: only loopback addresses are served; use 127.0.0.1 or ::1")
-    family = socket.AF_INET6 if ipaddress.ip_address(name).version == 6 else socket.AF_INET
+    if not is_loopback(name) and not has_keys:
+        raise ServeRefused(
+            f"--host {host}: only loopback addresses are served without --keys; use 127.0.0.1 or ::1, or give --keys"
+        )
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(name).version == 6 else socket.AF_INET
+    except ValueError as error:
+        raise ServeRefused(f"--host {host}: expected an address of this machine by number, or localhost") from error
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,12 +59,15 @@ async def serve(
     port: int,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    on_hangup: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until a signal comes or `stop` is set, then end in order. `on_ready` is told the URL.
+    """Serve until a signal comes or `stop` is set, then end in order.
+
+    `on_ready` is told the URL, `on_hangup` is called at each SIGHUP.
 
     Raises `ServeRefused` if the address can't be bound.
     """
-    listener = listen(host, port)
+    listener = listen(host, port, has_keys=app.state.has_keys)
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
@@ -76,7 +84,9 @@ async def serve(
         timeout_graceful_shutdown=GRACE_S,
     )
     try:
-        await _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready).serve([listener])
+        server = _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready)
+        server.on_hangup = on_hangup
+        await server.serve([listener])
     finally:
         listener.close()
 
@@ -95,6 +105,7 @@ class _Server(uvicorn.Server):
         self._stopping = stopping
         self._stop = stop
         self._on_ready = on_ready
+        self.on_hangup: Callable[[], None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -116,9 +127,12 @@ class _Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
+        if self.on_hangup is not None:
+            loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
+            signals = (*signals, signal.SIGHUP)
         try:
             yield
         finally:

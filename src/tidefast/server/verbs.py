@@ -5,6 +5,7 @@ was live a moment ago. Whether it still is, the rules decide in the transaction 
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +13,15 @@ from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
+from tidefast.server.access import ANYONE, Caller
+from tidefast.server.bodies import Info, without_bodies
+from tidefast.server.credentials import Signer
 from tidefast.wire import messages as m
-from tidefast.wire import tokens
 from tidefast.wire.answers import spell, spell_all
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
 
 if TYPE_CHECKING:  # loading the services loads an HTTP client
     from tidefast.services.authority import Authority
-
-OPERATOR = "operator"  # whom the log names for a verb that came with the operator's key
-
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """Mints and checks lease tokens; the secret appears in no text."""
-
-    secret: bytes
-    namespace: bytes
-
-    def __repr__(self) -> str:
-        return "Signer()"
-
-    def mint(self, right: Right) -> str:
-        return tokens.mint(self.secret, self.namespace, right)
-
-    def verify(self, token: str) -> Right | None:
-        return tokens.verify(self.secret, self.namespace, token)
 
 
 @dataclass(slots=True)
@@ -48,6 +32,7 @@ class Call:
     signer: Signer
     run: str = ""
     step: str = ""
+    caller: Caller = ANYONE
     right: Right | None = None
     message: Any = None
 
@@ -74,13 +59,31 @@ def told(answer: Any) -> Outcome:
     return from_refused(answer) if isinstance(answer, Refused) else Told(spell(answer))
 
 
+def _shown(call: Call, answer: Info | Refused) -> Outcome:
+    """What this caller may see of a record."""
+    if isinstance(answer, Refused):
+        return from_refused(answer)
+    return Told(spell(answer if call.caller.bodies else without_bodies(answer)))
+
+
+def _shown_all(call: Call, name: str, found: Sequence[Info] | Refused) -> Outcome:
+    if isinstance(found, Refused):
+        return from_refused(found)
+    return Told(spell_all(name, found if call.caller.bodies else [without_bodies(record) for record in found]))
+
+
 def _grant(call: Call, grant: LeaseGrant) -> LeaseGrant:
     return grant.with_token(call.signer.mint(Right(grant.run_id, grant.epoch, grant.holder)))
 
 
 async def create_run(call: Call) -> Outcome:
+    """A caller with a prefix makes runs of its own only; a run without a name gets one of those."""
     asked: m.CreateRun = call.message
-    created = await call.authority.create_run(asked.run_id, asked.agent, asked.version, asked.input)
+    prefix = call.caller.runs
+    run_id = asked.run_id or (f"{prefix}{secrets.token_hex(8)}" if prefix else None)
+    if run_id is not None and not call.caller.sees(run_id):
+        return problem("forbidden", "run_name", {"prefix": prefix})
+    created = await call.authority.create_run(run_id, asked.agent, asked.version, asked.input)
     if isinstance(created, Refused):
         return from_refused(created)
     return Told(spell(created), 201 if created.was_new else 200)
@@ -90,7 +93,7 @@ async def claim(call: Call) -> Outcome:
     asked: m.Claim = call.message
     request_id = asked.request_id or secrets.token_hex(16)
     grants = await call.authority.claim(
-        asked.agents, asked.holder, asked.lease_ms, asked.max, asked.wait_ms, request_id
+        asked.agents, asked.holder, asked.lease_ms, asked.max, asked.wait_ms, request_id, call.caller.runs
     )
     return Told(spell_all("leases", [_grant(call, grant) for grant in grants]))
 
@@ -110,7 +113,7 @@ async def renew(call: Call) -> Outcome:
 async def renew_many(call: Call) -> Outcome:
     """One answer per token, in their order: the new expiry, or the problem."""
     asked: m.RenewMany = call.message
-    rights = [call.signer.verify(token) for token in asked.tokens]
+    rights = [_seen(call, token) for token in asked.tokens]
     answers = iter(await call.authority.renew([right for right in rights if right is not None]))
     leases: list[dict[str, Any]] = []
     for right in rights:
@@ -121,6 +124,11 @@ async def renew_many(call: Call) -> Outcome:
             said = problem("bad_token", "bad_token") if right is None else from_refused(answer)
             leases.append({"problem": said.to_record()})
     return Told({"leases": leases})
+
+
+def _seen(call: Call, token: str) -> Right | None:
+    right = call.signer.verify(token)
+    return right if right is not None and call.caller.sees(right.run_id) else None
 
 
 async def release(call: Call) -> Outcome:
@@ -175,12 +183,12 @@ async def fail(call: Call) -> Outcome:
 async def preempt(call: Call) -> Outcome:
     asked: m.Preempt = call.message
     expected = None if asked.expect is None else asked.expect.epoch
-    return told(await call.authority.preempt(call.run, OPERATOR, asked.note, expected))
+    return told(await call.authority.preempt(call.run, call.caller.name, asked.note, expected))
 
 
 async def thaw(call: Call) -> Outcome:
     asked: m.Thaw = call.message
-    return told(await call.authority.thaw(call.run, OPERATOR, asked.note))
+    return told(await call.authority.thaw(call.run, call.caller.name, asked.note))
 
 
 async def resolve(call: Call) -> Outcome:
@@ -188,38 +196,48 @@ async def resolve(call: Call) -> Outcome:
     expected = None if asked.expect is None else asked.expect.attempts
     return told(
         await call.authority.resolve(
-            call.run, call.step, asked.verdict, OPERATOR, asked.note, asked.receipt, asked.looked_at_ms, expected
+            call.run,
+            call.step,
+            asked.verdict,
+            call.caller.name,
+            asked.note,
+            asked.receipt,
+            asked.looked_at_ms,
+            expected,
         )
     )
 
 
 async def run(call: Call) -> Outcome:
-    return told(await call.authority.run(call.run))
+    return _shown(call, await call.authority.run(call.run))
 
 
 async def runs(call: Call) -> Outcome:
     asked: m.RunsQuery = call.message
-    return Told(spell_all("runs", await call.authority.runs(asked.after, asked.limit, asked.state)))
+    if asked.after is not None and not call.caller.sees(asked.after):
+        return Told({"runs": []})  # what is told after a run that doesn't exist
+    found = await call.authority.runs(asked.after, asked.limit, asked.state, call.caller.runs)
+    return _shown_all(call, "runs", found)
 
 
 async def events(call: Call) -> Outcome:
     asked: m.AfterSeqQuery = call.message
     found = await call.authority.events(call.run, asked.after, asked.limit)
-    return from_refused(found) if isinstance(found, Refused) else Told(spell_all("events", found))
+    return _shown_all(call, "events", found)
 
 
 async def steps(call: Call) -> Outcome:
     asked: m.AfterStepQuery = call.message
     found = await call.authority.steps(call.run, asked.after, asked.limit)
-    return from_refused(found) if isinstance(found, Refused) else Told(spell_all("steps", found))
+    return _shown_all(call, "steps", found)
 
 
 async def step(call: Call) -> Outcome:
-    return told(await call.authority.step(call.run, call.step))
+    return _shown(call, await call.authority.step(call.run, call.step))
 
 
 async def held(call: Call) -> Outcome:
-    return Told(spell_all("steps", await call.authority.held()))
+    return _shown_all(call, "steps", await call.authority.held(call.caller.runs))
 
 
 async def healthz(call: Call) -> Outcome:

@@ -71,27 +71,38 @@ class Authority:
         max_runs: int,
         wait_ms: int,
         request_id: str,
+        prefix: str = "",
     ) -> Sequence[LeaseGrant]:
-        """Leases over up to `max_runs` claimable runs of these agents and versions; waits for the first one."""
+        """Leases over up to `max_runs` claimable runs of these agents and versions; waits for the first one.
+
+        Only runs whose ids begin with `prefix`.
+        """
         until = self.engine.clock.now().ms + wait_ms
         while True:
-            grants = await self._claim_now(agents, holder, lease_ms, max_runs, request_id)
+            grants = await self._claim_now(agents, holder, lease_ms, max_runs, request_id, prefix)
             left = until - self.engine.clock.now().ms
             if grants or left <= 0:
                 return grants
             await self.engine.wait_for_change(None, min(left, CLAIM_SLICE_MS))
 
     async def _claim_now(
-        self, agents: Mapping[str, Sequence[str]], holder: str, lease_ms: int, max_runs: int, request_id: str
+        self,
+        agents: Mapping[str, Sequence[str]],
+        holder: str,
+        lease_ms: int,
+        max_runs: int,
+        request_id: str,
+        prefix: str,
     ) -> list[LeaseGrant]:
-        told = [head.run_id for head in self.engine.live_runs() if _is_of(head, holder, request_id)]
+        live = (head for head in self.engine.live_runs() if head.run_id.startswith(prefix))
+        told = [head.run_id for head in live if _is_of(head, holder, request_id)]
         if told:  # a repeat of a claim whose answer was lost: the same leases again
             again = await asyncio.gather(
                 *(self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in told[:max_runs])
             )
             return [answer for answer in again if isinstance(answer, LeaseGrant)]
         now_ms = self.engine.clock.now().ms
-        candidates = self.engine.store.claimable(agents, now_ms, max_runs * 2)
+        candidates = self.engine.store.claimable(agents, now_ms, max_runs * 2, prefix)
         free = [run for run in candidates if not self._is_taken(run)][:max_runs]
         asked = (self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in free)
         answers = await asyncio.gather(*asked)
@@ -230,8 +241,8 @@ class Authority:
     async def run(self, run_id: str) -> RunInfo | Refused:
         return await self.reads.run(RunId(run_id))
 
-    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]:
-        return await self.reads.runs(after, limit, state)
+    async def runs(self, after: str | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunInfo]:
+        return await self.reads.runs(after, limit, state, prefix)
 
     async def events(self, run_id: str, after: int, limit: int) -> Sequence[EventInfo] | Refused:
         return await self.reads.events(RunId(run_id), after, limit)
@@ -242,8 +253,8 @@ class Authority:
     async def step(self, run_id: str, step_id: str) -> StepInfo | Refused:
         return await self.reads.step(RunId(run_id), StepId(step_id))
 
-    async def held(self) -> Sequence[StepInfo]:
-        return await self.reads.held()
+    async def held(self, prefix: str = "") -> Sequence[StepInfo]:
+        return await self.reads.held(prefix)
 
 
 def _is_of(head: RunHead, holder: str, request_id: str) -> bool:

@@ -21,8 +21,10 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
 from tidefast.protocol.canonical import JSON, call_digest, canonical
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import Contract, RenderError, Request, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
+from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.patterns import RenderError
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
@@ -219,12 +221,14 @@ class Gateway:
         facts: dict[str, JSON] = {"step": step_id, "attempt": send.attempt, "retry_after_ms": RETRY_AFTER_MS}
         if settled.joined:
             return StepAnswer(right.run_id, step_id, "committed", right.epoch, send.key, False, outcome.receipt_json)
+        if settled.is_diverged:
+            return Refused("run_frozen", "diverged", {"steps": [step_id]})
         match settled.state:
             case "rejected":
                 facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
                 return Refused("step_rejected", "refused", facts)
             case "held":
-                return Refused("step_held", outcome.reason, {**facts, "steps": [step_id]})
+                return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
             case "applied" | "committed" | "compensated":
@@ -249,7 +253,10 @@ class Gateway:
             return Outcome("unsent", reason="no_smtp_sender")
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
-        return await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
+        outcome = await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
+        if outcome.kind != "applied" or is_expected(contract, msgspec.json.decode(outcome.receipt_json)["body"]):
+            return outcome
+        return Outcome("unlisted", outcome.receipt_json, "unexpected_answer")
 
     def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
         """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
@@ -312,6 +319,15 @@ class Gateway:
                 **more,
             }
             await self._hook(point, facts)
+
+
+def _to_add(outcome: Outcome) -> dict[str, JSON]:
+    """The entry of `refusals` that an unlisted answer asks for."""
+    receipt = msgspec.json.decode(outcome.receipt_json)
+    if outcome.kind != "unlisted" or receipt is None or (receipt["status"] or 0) < 300:
+        return {}
+    body = None if receipt.get("encoding") else receipt["body"]
+    return {"refusals_line": line_to_add(receipt["status"], body)}
 
 
 def render(contract: Contract, args: Mapping[str, JSON], key: str) -> Request:

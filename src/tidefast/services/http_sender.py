@@ -105,5 +105,5 @@ def outcome(contract: Contract, status: int, content_type: str, body: bytes, is_
     }
     if encoding:
         members["encoding"] = '"base64"'
-    kind, reason = outcome_of(contract, status, value)
+    kind, reason = outcome_of(contract, status, value, is_whole)
     return Outcome(kind, object_json(**members), reason)

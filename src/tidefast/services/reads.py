@@ -25,8 +25,9 @@ class Reads:
             return _no_run(run_id)
         return self._info(head, with_bodies=True)
 
-    async def runs(self, after: str | None, limit: int, state: str | None) -> Sequence[RunInfo]:
-        heads = self._engine.store.runs(None if after is None else RunId(after), min(limit, LIMIT_MAX), state)
+    async def runs(self, after: str | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunInfo]:
+        start = None if after is None else RunId(after)
+        heads = self._engine.store.runs(start, min(limit, LIMIT_MAX), state, prefix)
         return [self._info(head, with_bodies=False) for head in heads]
 
     async def events(self, run_id: RunId, after: int, limit: int) -> Sequence[EventInfo] | Refused:
@@ -62,11 +63,11 @@ class Reads:
             return Refused("not_found", "step_unknown", {"run": run_id, "step": step_id})
         return self._step_info(run_id, step, with_bodies=True)
 
-    async def held(self) -> Sequence[StepInfo]:
-        """Every held step, with its stored call."""
+    async def held(self, prefix: str = "") -> Sequence[StepInfo]:
+        """Every held step of runs whose ids begin with `prefix`, with its stored call."""
         found: list[StepInfo] = []
         after: RunId | None = None
-        while heads := self._engine.store.runs(after, LIMIT_MAX, None):
+        while heads := self._engine.store.runs(after, LIMIT_MAX, None, prefix):
             for head in heads:
                 for step_id in head.held_steps:
                     info = await self.step(head.run_id, step_id)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import OutcomeKind
-from tidefast.protocol.contracts import Contract, contract_digest, parse_contract
+from tidefast.protocol.contract_table import parse_contract
+from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.ids import is_id
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ class ToolBook:
         where = f"{source}: tools.{contract.tool}"
         if contract.undo is not None and contract.undo.tool not in self._tools:
             yield f"{where}.undo: expected the name of a tool that has a contract, found {contract.undo.tool!r}"
+        readers = {
+            "probe": "" if contract.probe is None else contract.probe.tool,
+            "require": "" if contract.require is None else contract.require.tool,
+        }
+        for member, name in readers.items():
+            asked = self._tools.get(name)
+            if name and (asked is None or asked.contract.effect != "none"):
+                yield f'{where}.{member}: expected the name of a tool whose effect is "none", found {name!r}'
         if contract.credential is not None and not os.environ.get(contract.credential.env):
             yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
         elif contract.credential is not None and contract.kind == "smtp":

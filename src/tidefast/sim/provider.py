@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from tidefast.engine.clock import Clock
 from tidefast.protocol.canonical import JSON, canonical
-from tidefast.protocol.contracts import Contract, Refusal, Request, Undo
+from tidefast.protocol.contracts import Contract, Request, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.patterns import Pattern
 from tidefast.services.http_sender import HttpSender, outcome
 from tidefast.services.tools import Outcome
 from tidefast.sim.history import Ledger
@@ -39,7 +40,7 @@ CHARGE = _tool(
     key_ttl_ms=6 * HOUR_MS,
     margin_ms=5 * MINUTE_MS,
     timeout_ms=30_000,
-    refusals=(Refusal(402),),
+    refusals=(Pattern(402),),
     undo=Undo("refund", {"of": "{receipt.body.id}"}),
 )
 REFUND = _tool(
@@ -48,7 +49,7 @@ REFUND = _tool(
     key_ttl_ms=6 * HOUR_MS,
     margin_ms=5 * MINUTE_MS,
     timeout_ms=30_000,
-    refusals=(Refusal(410),),
+    refusals=(Pattern(410),),
 )
 SHIP = _tool(  # a short memory, and one try more after a refusal
     "ship",
@@ -56,15 +57,15 @@ SHIP = _tool(  # a short memory, and one try more after a refusal
     key_ttl_ms=8 * MINUTE_MS,
     margin_ms=MINUTE_MS,
     timeout_ms=60_000,
-    refusals=(Refusal(422),),
+    refusals=(Pattern(422),),
     retries=1,
     undo=Undo("recall", {"of": "{receipt.body.id}"}),
 )
 RECALL = _tool(
-    "recall", key=f"header:{KEY_HEADER}", key_ttl_ms=6 * HOUR_MS, timeout_ms=60_000, refusals=(Refusal(410),)
+    "recall", key=f"header:{KEY_HEADER}", key_ttl_ms=6 * HOUR_MS, timeout_ms=60_000, refusals=(Pattern(410),)
 )
 REPORT = _tool("report", key=f"header:{KEY_HEADER}", key_ttl_ms=12 * HOUR_MS, timeout_ms=3 * MINUTE_MS)
-MAIL = _tool("mail", timeout_ms=30_000, refusals=(Refusal(550),))  # knows no keys
+MAIL = _tool("mail", timeout_ms=30_000, refusals=(Pattern(550),))  # knows no keys
 READ = _tool("read", effect="none", timeout_ms=20_000)
 TOOLS = (CHARGE, REFUND, SHIP, RECALL, REPORT, MAIL, READ)
 UNDONE_BY = {"refund": "charge", "recall": "ship"}

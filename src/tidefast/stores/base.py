@@ -112,14 +112,19 @@ class Store(WorkspaceTables, Protocol):
         alone is larger than `bytes_max`.
         """
 
-    def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
+    def claimable(
+        self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int, prefix: str = ""
+    ) -> Sequence[RunId]:
         """Candidates for a claim, oldest first: not live, not ended, not frozen, not held, past `not_before_ms`.
 
-        `agents` names the agents and for each its versions; no versions means any.
+        `agents` names the agents and for each its versions; no versions means any. Only ids that begin with `prefix`.
         """
 
-    def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
-        """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given."""
+    def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
+        """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given.
+
+        Only runs whose ids begin with `prefix`.
+        """
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

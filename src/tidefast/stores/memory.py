@@ -121,7 +121,9 @@ class MemoryStore(MemoryWorkspaces):
             )
         return entries, 0
 
-    def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
+    def claimable(
+        self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int, prefix: str = ""
+    ) -> Sequence[RunId]:
         found = [
             head.run_id
             for _, head in self._in_order()
@@ -129,13 +131,18 @@ class MemoryStore(MemoryWorkspaces):
             and (not agents[head.agent] or head.agent_version in agents[head.agent])
             and head.state in ("claimable", "failing")
             and head.not_before_ms <= now_ms
+            and head.run_id.startswith(prefix)
         ]
         return found[:limit]
 
-    def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
+    def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         with self._lock:
             start = 0 if after is None else self._keys.get(after, RUN_KEY_MAX)
-        found = [head for key, head in self._in_order() if key > start and state in (None, head.state)]
+        found = [
+            head
+            for key, head in self._in_order()
+            if key > start and state in (None, head.state) and head.run_id.startswith(prefix)
+        ]
         return found[:limit]
 
     def commit(self, batch: Batch) -> None:

@@ -216,14 +216,16 @@ class SqliteStore(SqliteWorkspaces):
                 raise explain(error, str(self.path), "reading") from error
         return [JournalEntry(*row) for row in found], go_on
 
-    def claimable(self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int) -> Sequence[RunId]:
+    def claimable(
+        self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int, prefix: str = ""
+    ) -> Sequence[RunId]:
         found: list[tuple[int, str]] = []
         for agent, versions in agents.items():
             names = rows.encode(list(versions)).decode()
-            found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, limit)
+            found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
-    def runs(self, after: RunId | None, limit: int, state: str | None) -> Sequence[RunHead]:
+    def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:
             row = self._one(rows.RUN_KEY, after)
@@ -231,11 +233,11 @@ class SqliteStore(SqliteWorkspaces):
                 return []
             key = row[0]
         if state is None:
-            found = self._all(rows.RUNS, key, limit)
+            found = self._all(rows.RUNS, key, prefix, prefix, limit)
         elif state == "leased":
-            found = self._all(rows.RUNS_LEASED, key, limit)
+            found = self._all(rows.RUNS_LEASED, key, prefix, prefix, limit)
         else:
-            found = self._all(rows.RUNS_OF_STATE, state, key, limit)
+            found = self._all(rows.RUNS_OF_STATE, state, key, prefix, prefix, limit)
         return [rows.decode_head(row[0]) for row in found]
 
     # --- the one door that writes -----------------------------------------------------------------------------------

@@ -114,12 +114,19 @@ JOURNAL = (
 )
 CLAIMABLE = (
     "SELECT run_key, run_id FROM runs WHERE agent = ? AND state IN ('claimable', 'failing') AND not_before_ms <= ?"
-    " AND (? OR agent_version IN (SELECT value FROM json_each(?))) ORDER BY run_key LIMIT ?"
+    " AND (? OR agent_version IN (SELECT value FROM json_each(?))) AND substr(run_id, 1, length(?)) = ?"
+    " ORDER BY run_key LIMIT ?"
 )
 RUN_KEY = "SELECT run_key FROM runs WHERE run_id = ?"
-RUNS = "SELECT record FROM runs WHERE run_key > ? ORDER BY run_key LIMIT ?"
-RUNS_LEASED = "SELECT record FROM runs WHERE is_busy = 1 AND state = 'leased' AND run_key > ? ORDER BY run_key LIMIT ?"
-RUNS_OF_STATE = "SELECT record FROM runs WHERE state = ? AND state <> 'leased' AND run_key > ? ORDER BY run_key LIMIT ?"
+RUNS = "SELECT record FROM runs WHERE run_key > ? AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
+RUNS_LEASED = (
+    "SELECT record FROM runs WHERE is_busy = 1 AND state = 'leased' AND run_key > ?"
+    " AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
+)
+RUNS_OF_STATE = (
+    "SELECT record FROM runs WHERE state = ? AND state <> 'leased' AND run_key > ?"
+    " AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
+)
 
 
 def head_row(key: int, head: RunHead) -> Row:

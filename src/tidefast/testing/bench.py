@@ -24,7 +24,8 @@ from tidefast.engine.clock import ManualClock
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import EventInfo, LeaseGrant, RunInfo, StepInfo
 from tidefast.protocol.canonical import JSON, canonical
-from tidefast.protocol.contracts import Contract, parse_contract
+from tidefast.protocol.contract_table import parse_contract
+from tidefast.protocol.contracts import Contract
 from tidefast.protocol.laws import Ack
 from tidefast.protocol.lease import LEASE_DEFAULT_MS
 from tidefast.protocol.points import Facts, Point

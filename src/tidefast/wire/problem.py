@@ -81,10 +81,13 @@ def to_refused(told: Problem) -> Refused:
     """The refusal behind a problem, for a client that speaks in the protocol's words.
 
     A token that the authority doesn't take gives no right, so its bearer is told what a stale one is told; every other
-    code that only the wire knows is a request that this client should not have sent.
+    code that only the wire knows is a request that this client should not have sent. A sentence that was made for one
+    request goes along as the fact `detail`.
     """
     if told.code in CODES:
-        return Refused(cast(Code, told.code), told.reason, told.facts)
+        refused = Refused(cast(Code, told.code), told.reason, told.facts)
+        is_own = told.code == "invalid" and told.detail != from_refused(refused).detail
+        return Refused(refused.code, refused.reason, {**told.facts, "detail": told.detail}) if is_own else refused
     code: Code = "stale_epoch" if told.code == "bad_token" else "invalid"
     reason = "bad_token" if told.code == "bad_token" else told.reason
     return Refused(code, reason, {**told.facts, "code": told.code, "detail": told.detail})

@@ -161,9 +161,9 @@ ROWS: dict[str, Row] = {
     "unauthenticated": Row(
         401,
         "A key is needed",
-        "This call needs the operator's key.",
+        "This call needs a key.",
         _NOTHING,
-        "Send `Authorization: Bearer KEY`; `tidefast serve` wrote the key beside its store.",
+        "Send `Authorization: Bearer KEY`; the operator's stands beside the store, `tidefast keys add` makes others.",
     ),
     "forbidden": Row(403, "Not allowed", "This caller may not do that.", _NOTHING, "Use a client, not a web page."),
     "unsupported": Row(415, "Not supported", "The request can't be served in this form.", _NOTHING, "Change its form."),
@@ -218,7 +218,8 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("already_decided", "is_an_undo"): Words("Step {step} is itself an undo; it can't be called compensated."),
     ("run_frozen", "diverged"): Words(
-        "A receipt contradicts the books.", "An operator compares the provider's record with the log, then resolves."
+        "What the provider says contradicts the books.",
+        "An operator compares the provider's record with the log, then resolves.",
     ),
     ("run_frozen", "no_progress"): Words("Grant after grant of this run brought no progress."),
     ("run_frozen", "drift"): Words("The agent asked for another call than the stored one."),
@@ -259,7 +260,12 @@ REASONS: dict[tuple[str, str], Words] = {
     ),
     ("unsupported", "request_line_too_long"): Words("The request line is too long.", "At most 8 KiB.", 431),
     ("forbidden", "cross_origin"): Words("A web page of another origin may not call this server."),
-    ("unauthenticated", "key_unknown"): Words("The key is not the operator's key of this store."),
+    ("forbidden", "role"): Words("A key of role {role} may not do that; it takes {roles}.", "Use a key of that role."),
+    ("forbidden", "all_runs"): Words("The key is for some runs only; this tells of all.", "Use a key for all runs."),
+    ("forbidden", "run_name"): Words(
+        "The ids of this key's runs begin with {prefix}.", "Name the run so, or leave its name out."
+    ),
+    ("unauthenticated", "key_unknown"): Words("This server doesn't know the key."),
     ("bad_token", "other_run"): Words("The token is for another run than the address names."),
     ("store_unavailable", "stopping"): Words(
         "The authority is stopping.", "Send the same call again once it is back; it is safe to repeat."

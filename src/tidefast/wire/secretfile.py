@@ -1,8 +1,10 @@
 """Files that hold a secret: the key that signs lease tokens, and the operator's key.
 
-A secret is 32 random bytes, written as 64 hex digits. The file is made with mode 0600 under a temporary name, flushed,
-and linked into place, so that a crash leaves either no file or a whole one. A file that others can read, that is too
-short, or that holds a secret everybody knows is refused with a message that says how to make a good one.
+A secret is 32 random bytes, written as 64 hex digits. Of the secrets that sign tokens a file may hold several, one a
+line, the newest last: that is how one is replaced while leases that the older ones signed are live. The file is made
+with mode 0600 under a temporary name, flushed, and linked into place, so that a crash leaves either no file or a whole
+one. A file that others can read, that is too short, or that holds a secret everybody knows is refused with a message
+that says how to make a good one.
 """
 
 import os
@@ -19,20 +21,36 @@ class SecretRefused(Exception):
 
 
 def read_or_make(path: Path) -> bytes:
-    """The secret in this file, made at first use. Raises `SecretRefused`."""
+    """The only secret in this file, made at first use. Raises `SecretRefused`."""
+    return _only(path, read_all_or_make(path))
+
+
+def read_all_or_make(path: Path) -> tuple[bytes, ...]:
+    """The secrets in this file, the newest last; one is made at first use. Raises `SecretRefused`."""
     try:
-        return read(path)
+        return read_all(path)
     except FileNotFoundError:
         pass
     try:
         _make(path)
     except OSError as error:
         raise SecretRefused(f"{path}: the secret can't be written: {error.strerror}; check the folder") from error
-    return read(path)
+    return read_all(path)
 
 
 def read(path: Path) -> bytes:
-    """The secret in this file. Raises `SecretRefused`, and `FileNotFoundError` if there is none."""
+    """The only secret in this file. Raises `SecretRefused`, and `FileNotFoundError` if there is none."""
+    return _only(path, read_all(path))
+
+
+def _only(path: Path, found: tuple[bytes, ...]) -> bytes:
+    if len(found) != 1:
+        raise SecretRefused(f"{path}: {len(found)} secrets where one is expected; keep one line")
+    return found[0]
+
+
+def read_all(path: Path) -> tuple[bytes, ...]:
+    """The secrets in this file, one a line, the newest last. Raises `SecretRefused`, and `FileNotFoundError`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -49,7 +67,8 @@ def read(path: Path) -> bytes:
         text = os.read(handle, _FILE_LENGTH_MAX)
     finally:
         os.close(handle)
-    return _parse(path, text)
+    lines = [line for line in text.splitlines() if line.strip()] or [b""]
+    return tuple(_parse(path, line) for line in lines)
 
 
 def _parse(path: Path, text: bytes) -> bytes:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ BODY_DEADLINE_SECONDS = 10.0
 # just sent vanish without an answer, and the caller can't tell that from a lost mail.
 KEEP_ALIVE_SECONDS = 120
 GRACE_SECONDS = 5
+LOOK_SECONDS = 0.02
 
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -318,18 +319,44 @@ async def _internal_error(_request: Request, _error: Exception) -> Response:
     return answer.response()
 
 
+Listen = Callable[[], Awaitable[asyncio.Server]]
+
+
 class _Server(uvicorn.Server):
-    """A server that says when it listens."""
+    """A server that says when it and what listens beside it do, each with its port."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk | None, beside: Mapping[str, Listen]) -> None:
+        super().__init__(config)
+        self._desk = desk
+        self._beside = beside
+        self._others: list[asyncio.Server] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            line = json.dumps({"ready": True, "port": sockets[0].getsockname()[1]})
-            sys.stdout.write(line + "\n")
+            ports = {"port": sockets[0].getsockname()[1]}
+            for name, listen in self._beside.items():
+                self._others.append(await listen())
+                ports[name] = self._others[-1].sockets[0].getsockname()[1]
+            sys.stdout.write(json.dumps({"ready": True, **ports}) + "\n")
             sys.stdout.flush()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for other in self._others:
+            other.close()
+        until = time.monotonic() + GRACE_SECONDS
+        while self._desk is not None and self._desk.in_progress and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+        await super().shutdown(sockets)
 
-def serve(application: Starlette, port: int, ledger: Ledger) -> None:
+
+def serve(
+    application: Starlette,
+    port: int,
+    ledger: Ledger,
+    desk: Desk | None = None,
+    beside: Mapping[str, Listen] | None = None,
+) -> None:
     """Serve on the loopback until SIGTERM or SIGINT; answer what is in progress, then close the ledger."""
     # Without the protocol number asyncio leaves Nagle's algorithm on, and each answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -355,6 +382,6 @@ def serve(application: Starlette, port: int, ledger: Ledger) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: None)
     try:
-        _Server(config).run(sockets=[listener])
+        _Server(config, desk, beside or {}).run(sockets=[listener])
     finally:
         ledger.close()

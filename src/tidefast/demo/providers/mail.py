@@ -1,17 +1,25 @@
-"""A mail service that ignores idempotency keys: each request that it accepts is one more mail.
+"""A mail server that knows no keys: each message that it accepts is one more mail.
 
-It stands for the many services that neither dedup nor can be asked. It writes down which key and step a
-request named, for the books only; they change nothing.
+It speaks SMTP, takes logins, and refuses addresses that nobody can reach. Its outbox is read over HTTP, as people read
+a queue: each mail with its Message-ID and the key in it, for the books only. A mail is answered with 250 once it stands
+in the ledger on the disk, and one whose sender has hung up after the final dot is taken in all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import email
+import email.policy
+import hmac
+import logging
 import re
 import secrets
+import warnings
 from dataclasses import dataclass
+from email.message import EmailMessage
 
 import apsw
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,26 +28,22 @@ from tidefast.demo.providers.base import (
     Desk,
     JsonObject,
     Ledger,
-    Problem,
-    error_answer,
     json_answer,
     now_ms,
     option_parser,
-    parse_object,
-    read_body,
     required_token,
     serve,
-    text_field,
 )
 
-SUBJECT_LENGTH_LIMIT = 998
-TEXT_LENGTH_LIMIT = 64 * 1024
+USER = "desk"
+SIZE_LIMIT_BYTES = 1024 * 1024
+IDLE_LIMIT_SECONDS = 30.0
 ADDRESS_LENGTH_LIMIT = 254
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS mails (
-  number INTEGER PRIMARY KEY, mail_id TEXT NOT NULL UNIQUE, recipient TEXT NOT NULL, subject TEXT NOT NULL,
-  text TEXT NOT NULL, key TEXT, step TEXT, at_ms INTEGER NOT NULL
+  number INTEGER PRIMARY KEY, mail_id TEXT NOT NULL UNIQUE, sender TEXT NOT NULL, recipient TEXT NOT NULL,
+  subject TEXT NOT NULL, message_id TEXT NOT NULL, key TEXT NOT NULL, content BLOB NOT NULL, at_ms INTEGER NOT NULL
 ) STRICT;
 """
 
@@ -47,49 +51,89 @@ _ADDRESS = re.compile(
     r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
     r"@([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
 )
+_KEY = re.compile(r"<([0-9a-f]{32})@[^<>]+>")
 
 
 @dataclass(frozen=True)
 class Mail:
-    """One mail to be sent, with what the request said about its origin."""
+    """One mail as it came: envelope, headers that people look for, and the bytes."""
 
+    sender: str
     recipient: str
     subject: str
-    text: str
-    key: str | None
-    step: str | None
+    message_id: str
+    content: bytes
+
+    @property
+    def key(self) -> str:
+        """The key that the Message-ID carries; the whole id if it isn't one of the desk's."""
+        hit = _KEY.fullmatch(self.message_id)
+        return hit.group(1) if hit else self.message_id
 
 
-class MailProvider:
-    """Takes mails in and counts them."""
+class MailServer:
+    """Takes mails in over SMTP and counts them. What SMTP calls a hook is a method `handle_…` here."""
 
-    def __init__(self, ledger: Ledger, desk: Desk, latency_ms: int) -> None:
+    def __init__(self, ledger: Ledger, desk: Desk, password: str, latency_ms: int) -> None:
         self._ledger = ledger
         self._desk = desk
+        self._password = password.encode()
         self._latency_seconds = latency_ms / 1_000
+        self._taking: set[asyncio.Task[str]] = set()
 
     def application(self) -> Starlette:
-        """Return the service's HTTP application."""
-        return self._desk.application(
-            [self._desk.change("/send", "POST", self._send), self._desk.read("/ledger", self._get_ledger)]
+        """Return the HTTP application that shows the outbox."""
+        return self._desk.application([self._desk.read("/ledger", self._get_ledger)])
+
+    async def listen(self) -> asyncio.Server:
+        """Listen for SMTP on a free port of the loopback."""
+        return await asyncio.get_running_loop().create_server(self._conversation, "127.0.0.1", 0)
+
+    def _conversation(self) -> SMTP:
+        return SMTP(
+            self,
+            data_size_limit=SIZE_LIMIT_BYTES,
+            hostname="mail.shop.example",
+            ident="the desk's mail server",
+            timeout=IDLE_LIMIT_SECONDS,
+            authenticator=self._log_in,
+            auth_required=True,
+            auth_require_tls=False,  # it listens on the loopback only
         )
 
-    async def _send(self, request: Request) -> Response:
-        fields = parse_object(await read_body(request), frozenset({"to", "subject", "text"}))
-        mail = Mail(
-            text_field(fields, "to", TEXT_LENGTH_LIMIT),
-            read_subject(fields),
-            text_field(fields, "text", TEXT_LENGTH_LIMIT),
-            request.headers.get("idempotency-key"),
-            request.headers.get("tidefast-step"),
-        )
-        await asyncio.sleep(self._latency_seconds)
-        if not is_deliverable(mail.recipient):
+    def _log_in(self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: object) -> AuthResult:
+        is_known = isinstance(data, LoginPassword) and data.login == USER.encode()
+        given = data.password if isinstance(data, LoginPassword) else b""
+        return AuthResult(success=hmac.compare_digest(given, self._password) and is_known, handled=False)
+
+    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if not is_deliverable(address):
             self._desk.counts["refused"] += 1
-            return error_answer(422, "invalid_address", "no mail can reach this address").response()
-        mail_id = await self._ledger.run(lambda connection: add_mail(connection, mail))
-        self._desk.counts["accepted"] += 1
-        return json_answer(202, {"id": mail_id}).response()
+            return "550 5.1.1 no mail can reach this address"
+        envelope.rcpt_tos.append(address)
+        return "250 2.1.5 fine"
+
+    async def handle_DATA(  # noqa: N802 - aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope
+    ) -> str:
+        taking = asyncio.ensure_future(self._take(envelope))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+        return await asyncio.shield(taking)  # a sender that hangs up now has sent its mail
+
+    async def _take(self, envelope: Envelope) -> str:
+        self._desk.counts["received"] += 1
+        self._desk.in_progress += 1
+        try:
+            await asyncio.sleep(self._latency_seconds)
+            mails = read_mail(envelope)
+            names = await self._ledger.run(lambda connection: [add_mail(connection, mail) for mail in mails])
+        finally:
+            self._desk.in_progress -= 1
+        self._desk.counts["accepted"] += len(names)
+        return f"250 2.0.0 queued as {' '.join(names)}"
 
     async def _get_ledger(self, _request: Request) -> Response:
         mails = await self._ledger.run(read_mails)
@@ -101,12 +145,14 @@ class MailProvider:
         return json_answer(200, {"mails": mails, "counts": counts}).response()
 
 
-def read_subject(fields: JsonObject) -> str:
-    """Return the subject, which must fit on one header line."""
-    subject = text_field(fields, "subject", SUBJECT_LENGTH_LIMIT)
-    if "\r" in subject or "\n" in subject:
-        raise Problem(400, "invalid_field", "subject must be one line")
-    return subject
+def read_mail(envelope: Envelope) -> list[Mail]:
+    """Return one mail per recipient of an envelope."""
+    content = envelope.original_content or b""
+    message = email.message_from_bytes(content, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    subject, message_id = str(message["subject"] or ""), str(message["message-id"] or "")
+    sender = str(envelope.mail_from or "")
+    return [Mail(sender, str(recipient), subject, message_id, content) for recipient in envelope.rcpt_tos]
 
 
 def is_deliverable(address: str) -> bool:
@@ -119,26 +165,32 @@ def add_mail(connection: apsw.Connection, mail: Mail) -> str:
     """Enter one more mail, whatever was entered before."""
     mail_id = f"ml_{secrets.token_hex(12)}"
     connection.execute(
-        "INSERT INTO mails (mail_id, recipient, subject, text, key, step, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (mail_id, mail.recipient, mail.subject, mail.text, mail.key, mail.step, now_ms()),
+        "INSERT INTO mails (mail_id, sender, recipient, subject, message_id, key, content, at_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (mail_id, mail.sender, mail.recipient, mail.subject, mail.message_id, mail.key, mail.content, now_ms()),
     )
     return mail_id
 
 
 def read_mails(connection: apsw.Connection) -> list[JsonObject]:
     """List every mail that was ever accepted, in order."""
-    names = ("id", "to", "subject", "key", "step", "at_ms")
-    rows = connection.execute("SELECT mail_id, recipient, subject, key, step, at_ms FROM mails ORDER BY number")
+    names = ("id", "from", "to", "subject", "message_id", "key", "at_ms")
+    rows = connection.execute(
+        "SELECT mail_id, sender, recipient, subject, message_id, key, at_ms FROM mails ORDER BY number"
+    )
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def main() -> None:
     """Run the service until it is told to stop."""
-    parser = option_parser("python -m tidefast.demo.providers.mail", "A mail service for the refund desk.")
+    parser = option_parser("python -m tidefast.demo.providers.mail", "A mail server for the refund desk.")
     options = parser.parse_args()
-    desk = Desk(required_token("MAIL_TOKEN"))
-    ledger = Ledger(options.db, TABLES)
-    serve(MailProvider(ledger, desk, options.latency).application(), options.port, ledger)
+    warnings.filterwarnings("ignore", "Requiring AUTH while not requiring TLS", UserWarning)
+    logging.getLogger("mail.log").setLevel(logging.ERROR)
+    token = required_token("MAIL_TOKEN")
+    desk, ledger = Desk(token), Ledger(options.db, TABLES)
+    server = MailServer(ledger, desk, token, options.latency)
+    serve(server.application(), options.port, ledger, desk, {"smtp": server.listen})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ cut off by a limit and every state without a way forward is a real one.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tidefast.protocol.contracts import Contract, Refusal, Undo
+from tidefast.protocol.contracts import Contract, Undo
+from tidefast.protocol.patterns import Pattern
 
 TIMEOUT_MS = 30_000
 MARGIN_MS = 300_000
@@ -21,7 +22,7 @@ KEYED = Contract(
     key_ttl_ms=TTL_MS,
     margin_ms=MARGIN_MS,
     timeout_ms=TIMEOUT_MS,
-    refusals=(Refusal(402),),
+    refusals=(Pattern(402),),
 )
 KEYLESS = KEYED._replace(tool="send", url="http://provider/mails", key="none", key_ttl_ms=0)
 REFUND = KEYED._replace(tool="refund", url="http://provider/refunds")

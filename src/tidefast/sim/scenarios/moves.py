@@ -8,7 +8,7 @@ from typing import Any, cast
 from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.canonical import canonical
 from tidefast.protocol.commands import MarkLost, OutcomeKind, ResolveVerdict, Settle
-from tidefast.protocol.contracts import duration_ms
+from tidefast.protocol.fields import duration_ms
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.laws import Ack
 from tidefast.sdk.lease import LeaseTable

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tidefast.engine.clock import Clock
-from tidefast.protocol.contracts import Contract, Refusal, Request, Undo
+from tidefast.protocol.contracts import Contract, Request, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.patterns import Pattern
 from tidefast.services import http_sender
 from tidefast.services.departure import departing
 from tidefast.services.http_sender import HttpSender
@@ -35,7 +36,7 @@ def contracts() -> dict[str, Contract]:
 
     def post(tool: str, **more: Any) -> Contract:
         url = f"https://provider.example/{tool}"
-        return Contract(tool, "http", url=url, timeout_ms=TIMEOUT_MS, refusals=(Refusal(402),), **more)
+        return Contract(tool, "http", url=url, timeout_ms=TIMEOUT_MS, refusals=(Pattern(402),), **more)
 
     keyed: dict[str, Any] = {"key": f"header:{KEY_HEADER}", "key_ttl_ms": DAY_MS}
     undo = Undo("refund", {"charge": "{receipt.body.id}"})
