@@ -21,6 +21,7 @@ from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
+from tidefast.protocol.laws import History
 from tidefast.protocol.machine import decide, needs
 from tidefast.protocol.records import Guard, Now, ReplicaRight, Right, Step, View, WorkspaceGuard, WorkspaceHead
 from tidefast.protocol.replica import evolve_workspace
@@ -52,6 +53,7 @@ class Site:
         self.ms = 1_000
         self.chains: list[str] = []  # after each joined write
         self.writes: list[tuple[Event, str]] = []
+        self.log: dict[RunId, list[tuple[Event, str]]] = {}
         for run in runs or (A,):
             self.submit(CreateRun(run, "agent", "1", "{}"))
             self.take(run)
@@ -85,6 +87,8 @@ class Site:
             self.contracts[contract_digest(decision.verdict.contract)] = decision.verdict.contract
         for event in decision.events:
             view = evolve(view, event, run_id)
+            if run_id is not None and view.run is not None:
+                self.log.setdefault(run_id, []).append((event, view.run.digest))
         if run_id is not None and view.run is not None:
             known = self.views.get(run_id, view)
             self.views[run_id] = view._replace(steps={**known.steps, **view.steps})
@@ -95,6 +99,10 @@ class Site:
             if event.kind == "write_committed":
                 self.chains.append(self.workspace.chain)
         assert first_broken(self.writes) == 0
+
+    def history(self, run: RunId = A) -> History:
+        events, digests = zip(*self.log[run], strict=True)
+        return History(run, events, digests, bytes(16), self.contracts, now_ms=self.ms)
 
     # --- the workspace
 

@@ -1,5 +1,6 @@
 """A workspace's mutating steps: one at a time, joined under two live epochs, gone with the disk that did them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from tests.protocol.site import CASE, DEPLOY, FILE, LEASE_MS, PUT, TIMEOUT_MS, W
 
 from tidefast.protocol.commands import LoseWrite
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.laws import judge
 from tidefast.protocol.verdicts import Answer, AskReplica, Refused, Send, Settled, Wait
 from tidefast.protocol.workspace import Entry
 
@@ -17,6 +19,33 @@ def ready(*runs: RunId) -> Site:
     site = Site(*(runs or (A,)))
     site.replica()
     return site
+
+
+@pytest.fixture(autouse=True)
+def lawful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does, the logs of its runs break no law."""
+    sites: list[Site] = []
+    honest = Site.__init__
+
+    def watched(site: Site, *runs: RunId) -> None:
+        honest(site, *runs)
+        sites.append(site)
+
+    monkeypatch.setattr(Site, "__init__", watched)
+    yield
+    assert sites and not [broken for site in sites for run in site.log for broken in judge(site.history(run))]
+
+
+def test_a_log_that_takes_an_external_effect_for_gone_breaks_a_law() -> None:
+    site = ready()
+    site.admit()
+    site.release()
+    site.lose()
+    told = site.history()
+    fenced = next(event for event in told.events if event.kind == "step_fenced")
+    forged = fenced._replace(data_json=fenced.data_json.replace('"effect":"workspace"', '"effect":"external"'))
+    events = tuple(forged if event == fenced else event for event in told.events)
+    assert "lost_fact" in {broken.law for broken in judge(told._replace(events=events))}
 
 
 def kinds(site: Site) -> list[str]:

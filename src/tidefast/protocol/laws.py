@@ -282,7 +282,9 @@ def lost_fact(trace: Trace) -> Iterator[Violation]:
     Judged from each outcome against the step's state before it. A receipt that never reached the log can't be missed
     here; the provider's count (law 1) and what the caller was told (law 17) can miss it.
     """
-    for moment in trace.of(*sorted(OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced"})):
+    for moment in trace.of(
+        *sorted(OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced", "replica_lost"})
+    ):
         why = "" if moment.step is None else _moves_a_fact(trace, moment, moment.step)
         if why:
             yield at(trace, "lost_fact", moment, why)
@@ -292,6 +294,10 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
     kind, sent = moment.event.kind, step.attempt(number(moment.data, "attempt"))
     if kind == "step_fenced":
         return "it was called again though its receipt was there to be joined" if step.state == "applied" else ""
+    if kind == "replica_lost":
+        return "" if step.effect == "workspace" else "its effect was taken for gone, but it is no file of a workspace"
+    if kind == "late_receipt" and moment.data.get("is_gone") is True and step.effect == "workspace":
+        return ""
     if kind == "late_receipt":
         settled_otherwise = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
         contradicts = step.is_mutating and settled_otherwise
@@ -305,7 +311,8 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
         if open_to_verdicts or moment.run.frozen == "diverged":
             return ""
         return f"a person's verdict moved it though it was {step.state}"
-    if step.state in SETTLED or (step.state == "applied" and kind != "step_committed"):
+    is_lost_replica = kind == "step_held" and step.effect == "workspace" and text(moment.data, "reason") == "escaped"
+    if step.state in SETTLED or (step.state == "applied" and kind != "step_committed" and not is_lost_replica):
         return f"{kind} moved it though it was {step.state}"
     if kind in RECEIPTS and sent is not None and sent.state in HARMLESS:
         return f"attempt {sent.number} is booked as {sent.state}, but its receipt was taken as if nothing were wrong"
