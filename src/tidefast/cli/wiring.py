@@ -80,7 +80,7 @@ async def build_authority(
     if sweeps:
         await keeper.start()
     else:
-        await keeper.mark_lost()
+        await keeper.take_over()
     return Parts(store, clock, engine, gateway, keeper, http, Authority(engine, gateway))
 
 

@@ -276,7 +276,7 @@ class Engine:
     def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
         if entry is None or head is None:
-            return View(identity.namespace, identity.incarnation, self._instances)
+            return View(identity.namespace, identity.incarnation, self._instances, recovery=identity.recovery)
         if open_steps:
             ids = [step.step_id for step in head.open]
         steps: dict[StepId, Step] = {}
@@ -288,7 +288,9 @@ class Engine:
                 if step.contract:
                     contracts[step.contract] = self.contract(step.contract)
         left = self._forgotten(entry, head) if forgotten else ()
-        return View(identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left)
+        return View(
+            identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left, identity.recovery
+        )
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""
@@ -326,7 +328,9 @@ class Engine:
                     if len(entry.ids) > IDS_KEPT:
                         entry.ids = None
         if isinstance(decision.verdict, Send):
-            self._gather_contract(batch, decision.verdict)
+            self._gather_contract(batch, decision.verdict.contract, decision.verdict.contract_digest)
+        if decision.contract is not None:
+            self._gather_contract(batch, decision.contract, contract_digest(decision.contract))
         entry.gathering = gathering
         gathering.entries[run_id] = entry
         self._runs[run_id] = entry
@@ -340,16 +344,15 @@ class Engine:
                 self._loop.call_soon(self._hand_over)
         return gathering
 
-    def _gather_contract(self, batch: Batch, send: Send) -> None:
+    def _gather_contract(self, batch: Batch, contract: Contract, name: str) -> None:
         """A contract is stored with the first intent that names it."""
-        name = send.contract_digest
         if not name or name in self._stored_contracts:
             return
-        if contract_digest(send.contract) != name:
+        if contract_digest(contract) != name:
             raise InvariantViolation(f"an intent names the contract {name}, which is not the one it was judged by")
         self._stored_contracts.add(name)
-        self._contracts[name] = send.contract
-        batch.contracts[name] = send.contract.to_json()
+        self._contracts[name] = contract
+        batch.contracts[name] = contract.to_json()
 
     def _new_key(self) -> int:
         key = self._next_key

@@ -24,6 +24,7 @@ class CreateRun:
     agent: str
     agent_version: str
     input_json: str
+    is_minted: bool = False  # the authority drew the id at random, so no lost commit can hold this run
 
 
 @dataclass(frozen=True, slots=True)

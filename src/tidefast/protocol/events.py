@@ -26,6 +26,7 @@ Kind = Literal[
     "step_refused",
     "step_rejected",
     "step_doubted",
+    "step_presumed",
     "step_held",
     "step_resolved",
     "step_withdrawn",

@@ -18,8 +18,10 @@ from tidefast.protocol.records import (
     AttemptState,
     LeaseEnd,
     OpenStep,
+    Recovery,
     RunHead,
     Step,
+    StepState,
     View,
 )
 from tidefast.protocol.run import blank
@@ -49,6 +51,7 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         steps,
         view.contracts,
         view.forgotten,
+        view.recovery,
         view.workspace,
         view.workspace_id,
     )
@@ -88,6 +91,7 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
                 agent_version=data["agent_version"],
                 created_ms=event.at_ms,
                 input_digest=data["input_digest"],
+                recovery=_recovery(data),
             )
         case "lease_granted":
             return _granted(head, event, data)
@@ -138,7 +142,13 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_ended_ms=0,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
+        recovery=_recovery(data),
     )
+
+
+def _recovery(data: Data) -> Recovery | None:
+    window = data.get("recovery")
+    return None if window is None else Recovery(window["point_ms"], window["point_wall_ms"], window["restored_ms"])
 
 
 def _lease_ended(head: RunHead, event: Event, how: LeaseEnd) -> RunHead:
@@ -151,6 +161,9 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
     match event.kind:
         case "step_fenced":
             return _fenced_again(step, event, data)
+        case "step_presumed":
+            state: StepState = "held" if step.state == "held" else "in_doubt"
+            return step._replace(state=state, attempts=(*step.attempts, _presumed(data)))
         case "step_committed":
             has_receipt = "attempt" in data
             return step._replace(
@@ -214,13 +227,14 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
 def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
     if event.kind == "step_result":
         return _local_step(step_id, event)
-    if event.kind != "step_fenced":
+    if event.kind not in ("step_fenced", "step_presumed"):
         raise ValueError(f"the event {event.kind} names a step that no intent made")
+    is_sent = event.kind == "step_fenced"
     undo_of = data.get("undo_of")
     return Step(  # by position: this line is run once a step, and names cost a third of it
         step_id,
         "tool" if undo_of is None else "undo",
-        "fenced",
+        "fenced" if is_sent else "in_doubt",
         data["tool"],
         data["effect"],
         data["call_digest"],
@@ -228,7 +242,7 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         data["contract"],
         data["scope"],
         data["dedups"],
-        (_attempt(event, data),),
+        (_attempt(event, data) if is_sent else _presumed(data),),
         event.seq,  # intent_seq
         0,  # receipt_seq
         event.epoch,
@@ -288,6 +302,20 @@ def _attempt(event: Event, data: Data) -> Attempt:
         data["deadline_ms"],
         data["older_over"],
         "out",
+    )
+
+
+def _presumed(data: Data) -> Attempt:
+    """An attempt that nobody is known to have made (law 16), dated when it can have been made first."""
+    return Attempt(
+        data["attempt"],
+        Epoch(data["epoch"]),
+        data["owner"],
+        data["sent_ms"],
+        data["wall_ms"],
+        data["deadline_ms"],
+        data["older_over"],
+        "lost",
     )
 
 

@@ -40,6 +40,17 @@ class Now(NamedTuple):
     grace_from_ms: int = 0
 
 
+class Recovery(NamedTuple):
+    """The window after a restore: what was sent after `point_ms`, the last durable commit, may be missing here.
+
+    Open until an operator closes it. A lost request can have been sent until `restored_ms` and lands by its timeout.
+    """
+
+    point_ms: int
+    point_wall_ms: int
+    restored_ms: int
+
+
 class Right(NamedTuple):
     """What a lease token proves: this holder was granted this epoch of this run. The fence asks whether it is live."""
 
@@ -53,7 +64,7 @@ class Attempt(NamedTuple):
 
     number: int
     epoch: Epoch
-    owner: str  # boot id of the instance that sends it
+    owner: str  # boot id of the instance that sends it; empty for a sending that is presumed lost with the log
     admitted_ms: int
     admitted_wall_ms: int
     deadline_ms: int
@@ -147,6 +158,7 @@ class RunHead(NamedTuple):
     end_seq: int
     end_digest: str  # of the result or the error, so that the verb that ended the run can be answered again
     open: tuple[OpenStep, ...]
+    recovery: Recovery | None = None  # the window that its newest epoch was granted in
 
     @property
     def is_failing(self) -> bool:
@@ -227,6 +239,7 @@ class View(NamedTuple):
     steps: Mapping[StepId, Step] = {}
     contracts: Mapping[str, Contract] = {}  # by digest: the contracts stored with those steps' intents
     forgotten: tuple[StepId, ...] = ()
+    recovery: Recovery | None = None  # of the store, while its window is open
     workspace: WorkspaceHead | None = None
     workspace_id: WorkspaceId | None = None  # of the workspace that was looked for, whether or not there is one
 

@@ -8,9 +8,11 @@ dated by when it was asked for. Of a step that diverged, applied and compensated
 
 from tidefast.protocol.canonical import text_json
 from tidefast.protocol.commands import Resolve
-from tidefast.protocol.events import object_json
+from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
 from tidefast.protocol.records import NOT_SETTLED, Now, RunHead, Step, StepState, View
+from tidefast.protocol.recovery import may_be_lost
+from tidefast.protocol.step import presume
 from tidefast.protocol.verdicts import Decision, Settled
 
 RESOLVED_STATE: dict[str, StepState] = {
@@ -42,7 +44,14 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
             expected=command.expect_attempts,
             attempts=len(step.attempts),
         )
-    refusal = _not_decidable(head, step, command) or _too_early(view, head, step, command, now)
+    refusal = _not_decidable(head, step, command)
+    if refusal is not None:
+        return refusal
+    before: tuple[Event, ...] = ()
+    if view.recovery is not None and command.verdict != "applied" and may_be_lost(step, view.incarnation):
+        step, presuming = presume(view, head, step, view.recovery, now)
+        before = (presuming,)
+    refusal = _too_early(view, head, step, command, now)
     if refusal is not None:
         return refusal
     # A committed step whose other attempt turned out to have applied as well has nothing left to be joined.
@@ -56,8 +65,8 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
         state=f'"{state}"',
         verdict=f'"{command.verdict}"',
     )
-    event = record(head, now, "step_resolved", data, step=step.step_id)
-    return accept(head, Settled(state, joined=False), event)
+    event = record(head, now, "step_resolved", data, step=step.step_id, after=len(before))
+    return accept(head, Settled(state, joined=False), *before, event)
 
 
 def _not_decidable(head: RunHead, step: Step, command: Resolve) -> Decision | None:

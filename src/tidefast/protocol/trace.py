@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from tidefast.protocol.canonical import INTEGER_MAX, JSON, CanonicalError, call_digest, canonical
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.events import Event, Kind
-from tidefast.protocol.ids import Epoch, RunId, StepId, spell_key
+from tidefast.protocol.ids import Epoch, RunId, StepId, incarnation_of, spell_key
 
 KINDS = frozenset(get_args(Kind))
 CHANGES_THE_WORLD = frozenset(("external", "workspace"))
@@ -24,6 +24,7 @@ OUTCOMES = frozenset(("step_committed", "step_applied", "step_unsent", "step_ref
 PROGRESS = frozenset(
     ("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result", "checkpoint_saved")
 )
+INTENTS = frozenset(("step_fenced", "step_presumed"))  # what can make a step known, and adds an attempt to it
 NONE = Epoch(0)
 
 ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
@@ -123,6 +124,10 @@ class Facts(NamedTuple):
             return True
         return self.closed_by is not None and self.state != "compensated"
 
+    def is_known_since(self, epoch: Epoch) -> bool:
+        """Whether an attempt of it is of this epoch's incarnation, so that a restore has lost none since."""
+        return any(incarnation_of(sent.epoch) >= incarnation_of(epoch) for sent in self.attempts)
+
     def attempt(self, number: int) -> Sending | None:
         return self.attempts[number - 1] if 1 <= number <= len(self.attempts) else None
 
@@ -149,6 +154,7 @@ class RunFacts(NamedTuple):
     is_failing: bool = False
     end: str = ""
     grants: int = 0  # since the last progress
+    is_recovered: bool = False  # its newest epoch was granted in the window after a restore
     last_ms: int = 0
 
 
@@ -251,6 +257,13 @@ def text(data: Mapping[str, JSON], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_gone(moment: Moment) -> bool:
+    """Whether an event tells of a disk that is gone, or of what may have escaped from it: only of a workspace's step."""
+    kind, data = moment.event.kind, moment.data
+    is_late = kind == "late_receipt" and data.get("is_gone") is True
+    return kind == "replica_lost" or is_late or (kind == "step_held" and text(data, "reason") == "escaped")
+
+
 def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFacts:
     run = run._replace(last_ms=max(run.last_ms, event.at_ms))
     if event.kind in PROGRESS:
@@ -263,6 +276,7 @@ def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFact
                 holder=text(data, "holder"),
                 expires_at_ms=number(data, "expires_at_ms"),
                 grants=run.grants + 1,
+                is_recovered="recovery" in data,
             )
         case "lease_lapsed" | "lease_released" | "lease_preempted":
             return run._replace(live=NONE)
@@ -288,7 +302,7 @@ def _steps_after(
     """The steps that an event changes, as they are after it."""
     if event.step_id is None:
         return
-    if event.kind == "step_fenced":
+    if event.kind in INTENTS:
         yield _fenced(step, event.step_id, event, data)
     elif event.kind == "step_result":
         yield Facts(event.step_id, "committed", epoch=event.epoch, since_seq=event.seq, settled_seq=event.seq)
@@ -301,17 +315,19 @@ def _steps_after(
 
 def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
     before = step or Facts(step_id, "")
+    is_presumed = event.kind == "step_presumed"
     sent = Sending(
         len(before.attempts) + 1,
         event.seq,
-        event.epoch,
-        event.at_ms,
+        Epoch(number(data, "epoch")) if is_presumed else event.epoch,
+        number(data, "sent_ms") if is_presumed else event.at_ms,
         number(data, "wall_ms"),
         number(data, "deadline_ms"),
-        "out",
+        "lost" if is_presumed else "out",
     )
+    state = "fenced" if not is_presumed else "held" if before.state == "held" else "in_doubt"
     after = before._replace(
-        state="fenced", attempts=(*before.attempts, sent), epoch=event.epoch, since_seq=event.seq, settled_seq=0
+        state=state, attempts=(*before.attempts, sent), epoch=event.epoch, since_seq=event.seq, settled_seq=0
     )
     if "tool" not in data:
         return after

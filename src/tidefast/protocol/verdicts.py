@@ -165,10 +165,12 @@ class Decision(NamedTuple):
 
     `events` of the run and `writes` of the workspace are appended in order, in one transaction; `guards` are the heads
     that were read. `must_sync` is False only for a renewal.
+    `contract` is one that an event names though nothing is sent, so that the store holds it.
     """
 
     verdict: Verdict
     events: tuple[Event, ...] = ()
     guards: tuple[Guard | WorkspaceGuard, ...] = ()
     must_sync: bool = True
+    contract: Contract | None = None
     writes: tuple[Event, ...] = ()

@@ -57,7 +57,8 @@ class Authority:
     ) -> RunCreated | Refused:
         """A new run, or the same one if it exists with this agent and input (`run_conflict` otherwise)."""
         name = RunId(run_id or f"r-{secrets.token_hex(8)}")
-        done = _done(await self.engine.submit(CreateRun(name, agent, agent_version, input_json)))
+        command = CreateRun(name, agent, agent_version, input_json, is_minted=run_id is None)
+        done = _done(await self.engine.submit(command))
         if isinstance(done, Refused):
             return done
         head = self.engine.head(name)

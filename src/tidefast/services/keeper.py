@@ -10,7 +10,8 @@ import asyncio
 import structlog
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.commands import Lapse, MarkLost
+from tidefast.protocol.commands import Lapse, MarkLost, Preempt
+from tidefast.protocol.ids import incarnation_of
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, is_lapsed
 
 SWEEP_MS = 1_000
@@ -27,8 +28,8 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Book what a dead instance left on the wire as lost, then begin to sweep."""
-        await self.mark_lost()
+        """Take over what an earlier life left, then begin to sweep."""
+        await self.take_over()
         self._task = asyncio.create_task(self._sweep_on())
         self._task.add_done_callback(self._ended)
 
@@ -42,6 +43,14 @@ class Keeper:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._engine.on_failure(failure)
+
+    async def take_over(self) -> None:
+        """Book what a dead instance left on the wire as lost, and end the leases of an earlier incarnation."""
+        await self.mark_lost()
+        incarnation = self._engine.identity.incarnation
+        older = [head.run_id for head in self._engine.live_runs() if incarnation_of(head.epoch) < incarnation]
+        note = "the store was restored or adopted"
+        await asyncio.gather(*(self._engine.submit(Preempt(run_id, "recovery", note)) for run_id in older))
 
     async def mark_lost(self) -> int:
         """Book attempts whose owner has ended as lost: doubt, not failure. Returns how many."""

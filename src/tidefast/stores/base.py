@@ -12,12 +12,17 @@ from typing import NamedTuple, Protocol
 from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import RunHead, Step, WorkspaceHead
+from tidefast.protocol.records import Recovery, RunHead, Step, WorkspaceHead
 from tidefast.stores.workspaces import StoredWrite, WorkspaceTables
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
 JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
 MARK_STEP_MS = 1_000  # the mark is written when it has moved by this, not with each batch
+
+
+def start_ms(wall_ms: int, mark_ms: int) -> int:
+    """Where an authority's clock starts: after everything that an earlier life of it can have committed."""
+    return max(wall_ms, mark_ms + MARK_STEP_MS)
 
 
 class StoreError(Exception):
@@ -42,6 +47,7 @@ class Identity(NamedTuple):
     namespace: bytes  # 16 random bytes, drawn when the store was made
     incarnation: int
     mark_ms: int
+    recovery: Recovery | None = None  # the window after a restore, until an operator closes it
 
 
 class StoredEvent(NamedTuple):

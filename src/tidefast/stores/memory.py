@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.records import Recovery, RunHead, Step
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
     MARK_STEP_MS,
@@ -38,6 +38,22 @@ class MemoryStore(MemoryWorkspaces):
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
         self._failed = False
+
+    def restored(self, restored_ms: int) -> "MemoryStore":
+        """A store made of this one's content as of a backup: the next incarnation, its window open."""
+        copy = MemoryStore(self._identity.namespace, self._identity.incarnation + 1)
+        with self._lock:
+            copy._keys, copy._heads, copy._contracts = dict(self._keys), dict(self._heads), dict(self._contracts)
+            copy._events = {key: list(log) for key, log in self._events.items()}
+            copy._steps = {key: dict(steps) for key, steps in self._steps.items()}
+        point_ms = max((log[-1].event.at_ms for log in copy._events.values()), default=0)
+        window = Recovery(point_ms, point_ms, restored_ms)
+        copy._identity = copy._identity._replace(mark_ms=self._identity.mark_ms, recovery=window)
+        return copy
+
+    def close_window(self) -> None:
+        """An operator says that nothing was lost."""
+        self._identity = self._identity._replace(recovery=None)
 
     def identity(self) -> Identity:
         return self._identity

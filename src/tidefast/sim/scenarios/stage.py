@@ -117,7 +117,7 @@ class Stage:
         self.halt_at = ""
         await self.quiet()
         self._start()
-        await self.keeper.mark_lost()
+        await self.keeper.take_over()
 
     def fail_store(self, when: str) -> None:
         self._watched.fails = when
