@@ -21,6 +21,7 @@ import msgspec
 
 from tidefast.engine.clock import Clock
 from tidefast.engine.places import Place, Places
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.commands import Command, CreateRun
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.events import Event
@@ -78,6 +79,7 @@ class Engine:
         self._instances = frozenset((self.boot,))
         self._runs: dict[RunId, RunEntry] = {}
         self._contracts: dict[str, Contract] = {}
+        self._budgets: dict[str, Budget] = {}  # those with something open, or not durable yet
         self._stored_contracts: set[str] = set()
         self._next_key = store.run_key_max() + 1
         self.places = Places(store, self._new_key)
@@ -112,10 +114,15 @@ class Engine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def submit(self, command: Command) -> Verdict:
-        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is."""
+    async def submit(self, command: Command, then: Callable[[Verdict], None] | None = None) -> Verdict:
+        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is.
+
+        `then` is told the verdict before the batch is closed: what it books (`book`) becomes durable with the command.
+        """
         try:
             gatherings, decision = self._judge(command)
+            if then is not None:
+                then(decision.verdict)
         except InvariantViolation as violation:
             self._stop_for(violation)
             raise
@@ -129,6 +136,22 @@ class Engine:
         waiter = self._loop.create_future()
         gathering.waiting.append(waiter)
         return waiter
+
+    def budget(self, name: str) -> Budget:
+        """A budget as it stands now, durable or not; a fresh one if nothing was ever booked under this name."""
+        return self._budgets.get(name) or self.store.load_budget(name) or Budget(name)
+
+    def book(self, budgets: Iterable[Budget]) -> None:
+        """Put changed budgets into the batch that is being gathered; durable when `booked` returns."""
+        for budget in budgets:
+            self._budgets[budget.name] = self._open_batch().batch.budgets[budget.name] = budget
+
+    async def booked(self) -> None:
+        """Return once every budget that was booked is durable. Raises `StoreUnavailable` if nobody knows."""
+        if self.failure is not None:
+            raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
+        if self._gathering is not None:
+            await self._durable(self._gathering)
 
     @property
     def is_idle(self) -> bool:
@@ -405,6 +428,9 @@ class Engine:
                 place.gathering = None
                 self.places.forget_idle(place, workspace_id)
             self.on_workspace(workspace_id, events)
+        for name, budget in gathering.batch.budgets.items():
+            if self._budgets.get(name) is budget and not budget.open:
+                del self._budgets[name]
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_result(None)

@@ -13,6 +13,7 @@ from tidefast.protocol.records import ReplicaRight, Right
 from tidefast.protocol.workspace import Delta, Disk
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
+ProbeWord = Literal["found", "absent", "unclear", "many"]
 OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
 
 
@@ -153,6 +154,23 @@ class MarkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerProbe:
+    """What the provider said when it was asked whether a step in doubt took effect.
+
+    Evidence is dated by when it was asked for: `asked_ms` is when the question was sent, `attempts` how many attempts
+    the step had then.
+    """
+
+    run_id: RunId
+    step_id: StepId
+    answer: ProbeWord
+    asked_ms: int
+    attempts: int
+    receipt_json: str = "null"  # of *found*: what the step's receipt is to be
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveResult:
     """Journal the value of a local step."""
 
@@ -251,6 +269,7 @@ class LoseWrite:
 Command = (
     Admit
     | Settle
+    | AnswerProbe
     | SaveResult
     | SaveCheckpoint
     | Compensate

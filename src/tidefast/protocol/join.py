@@ -42,7 +42,6 @@ def _sent(view: View, command: Command, decision: Decision, now: Now) -> Decisio
         return Decision(hindrance or _no_replica(command, "none", now), guards=decision.guards)
     data = object_json(
         attempt=str(send.attempt),
-        escapes="true" if send.contract.escapes else "false",
         run=text_json(right.run_id),
     )
     fenced = write_down(place, now, "write_fenced", data, step=command.step_id, epoch=place.epoch)

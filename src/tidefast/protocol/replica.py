@@ -143,7 +143,7 @@ def evolve_workspace(head: WorkspaceHead, event: Event) -> WorkspaceHead:
             return head._replace(is_live=False, lease_end=_ENDS[event.kind], lease_ended_ms=event.at_ms)
         case "write_fenced":
             run_id, step_id = RunId(data["run"]), StepId(event.step_id or "")
-            return head._replace(open=OpenWrite(run_id, step_id, data["attempt"], event.epoch, data["escapes"]))
+            return head._replace(open=OpenWrite(run_id, step_id, data["attempt"], event.epoch))
         case "write_applied" if head.open is not None:
             return head._replace(open=head.open._replace(write_seq=event.seq, chain=data["chain"]))
         case "write_committed":

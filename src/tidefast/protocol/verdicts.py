@@ -89,7 +89,7 @@ class Answer:
 class Wait:
     """Not now: ask again when something of the run has moved, or at `until_ms`. Nothing was written."""
 
-    code: Literal["step_in_flight", "step_pending", "no_replica"]
+    code: Literal["step_in_flight", "step_pending", "in_doubt", "no_replica"]
     reason: str
     until_ms: int
     blocking_step: StepId
@@ -117,6 +117,15 @@ class ReplicaGranted:
     plan: Plan
     log_index: int
     chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """In doubt, and the provider can say: ask it, not before `due_ms`, and tell the rules what it answered."""
+
+    step_id: StepId
+    attempts: int
+    due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ class Settled:
     is_diverged: bool = False
 
 
-Verdict = Refused | Send | Answer | Wait | Granted | Renewed | Done | Settled | AskReplica | ReplicaGranted
+Verdict = Refused | Send | Answer | Ask | Wait | Granted | Renewed | Done | Settled | AskReplica | ReplicaGranted
 
 
 class Decision(NamedTuple):

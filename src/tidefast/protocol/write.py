@@ -58,7 +58,7 @@ def ask(view: View, head: RunHead, step: Step, now: Now) -> Decision | None:
 def lose(view: View, head: RunHead, step: Step, now: Now, *before: Event) -> Decision:
     """The replica that was asked is gone before the join: absent and sent again, or held if it may have escaped."""
     open_write = _place(view).open
-    if open_write is not None and open_write.escapes:
+    if view.contracts[step.contract].escapes:
         data = object_json(attempts=str(len(step.attempts)), reason='"escaped"')
         epoch = step.attempts[-1].epoch
         held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))

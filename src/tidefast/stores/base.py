@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Recovery, RunHead, Step, WorkspaceHead
@@ -64,6 +65,7 @@ class Batch:
     heads: dict[int, RunHead] = field(default_factory=dict)
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
     mark_ms: int = 0
     workspaces: dict[int, WorkspaceHead] = field(default_factory=dict)
     writes: list[StoredWrite] = field(default_factory=list)
@@ -126,11 +128,19 @@ class Store(WorkspaceTables, Protocol):
         `agents` names the agents and for each its versions; no versions means any. Only ids that begin with `prefix`.
         """
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        """Runs with a step in doubt or held about which a provider may be asked by now, longest due first."""
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given.
 
         Only runs whose ids begin with `prefix`.
         """
+
+    def load_budget(self, name: str) -> Budget | None: ...
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        """Budgets with a name above `after`, in order of their names."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

@@ -7,6 +7,7 @@ one committed, as after a restart. Records are immutable, so they are handed out
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Recovery, RunHead, Step
@@ -37,6 +38,7 @@ class MemoryStore(MemoryWorkspaces):
         self._events: dict[int, list[StoredEvent]] = {}
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
+        self._budgets: dict[str, Budget] = {}
         self._failed = False
 
     def restored(self, restored_ms: int) -> "MemoryStore":
@@ -98,6 +100,14 @@ class MemoryStore(MemoryWorkspaces):
         with self._lock:
             return self._contracts.get(digest)
 
+    def load_budget(self, name: str) -> Budget | None:
+        with self._lock:
+            return self._budgets.get(name)
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        with self._lock:
+            return [self._budgets[name] for name in sorted(self._budgets) if name > after][:limit]
+
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         with self._lock:
             log = self._events.get(run_key, [])
@@ -151,6 +161,10 @@ class MemoryStore(MemoryWorkspaces):
         ]
         return found[:limit]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        due = sorted((head.probe_ms, key, head.run_id) for key, head in self._in_order() if 0 < head.probe_ms <= now_ms)
+        return [run_id for _, _, run_id in due[:limit]]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         with self._lock:
             start = 0 if after is None else self._keys.get(after, RUN_KEY_MAX)
@@ -181,6 +195,7 @@ class MemoryStore(MemoryWorkspaces):
             for digest, body in batch.contracts.items():
                 self._contracts.setdefault(digest, body)
             self._take_workspaces(batch.workspaces, batch.writes, batch.pruned)
+            self._budgets.update(batch.budgets)
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)
 

@@ -17,6 +17,7 @@ from typing import Any
 import apsw
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
 from tidefast.stores import sqlite_file, sqlite_workspaces
@@ -203,6 +204,13 @@ class SqliteStore(SqliteWorkspaces):
         row = self._one(rows.CONTRACT, digest)
         return None if row is None else str(row[0])
 
+    def load_budget(self, name: str) -> Budget | None:
+        row = self._one(rows.BUDGET, name)
+        return None if row is None else rows.decode_budget(row[0])
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        return [rows.decode_budget(record) for (record,) in self._all(rows.BUDGETS, after, limit)]
+
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         row = self._one(rows.EVENT, rows.event_key(run_key, seq))
         return None if row is None else rows.event_of(row)
@@ -240,6 +248,9 @@ class SqliteStore(SqliteWorkspaces):
             found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:
@@ -272,6 +283,7 @@ class SqliteStore(SqliteWorkspaces):
             events = [rows.event_row(stored) for stored in batch.events]
             heads = [rows.head_row(key, head) for key, head in batch.heads.items()]
             steps = [rows.step_row(key, step) for (key, _), step in batch.steps.items()]
+            budgets = [rows.budget_row(budget) for budget in batch.budgets.values()]
             mark_ms = batch.mark_ms if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS else 0
             try:
                 writer.execute("BEGIN IMMEDIATE")
@@ -281,6 +293,7 @@ class SqliteStore(SqliteWorkspaces):
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
                 if batch.workspaces or batch.pruned:
                     sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
+                rows.WRITE_BUDGETS.run(writer, budgets)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
                 writer.execute("COMMIT")
