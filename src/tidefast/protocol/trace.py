@@ -259,7 +259,7 @@ def text(data: Mapping[str, JSON], name: str) -> str:
 
 
 def is_gone(moment: Moment) -> bool:
-    """Whether an event tells of a disk that is gone, or of what may have escaped from it: only of a workspace's step."""
+    """Whether an event tells of a disk that is gone, or of what may have escaped from it."""
     kind, data = moment.event.kind, moment.data
     is_late = kind == "late_receipt" and data.get("is_gone") is True
     return kind == "replica_lost" or is_late or (kind == "step_held" and text(data, "reason") == "escaped")

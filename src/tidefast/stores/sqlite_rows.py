@@ -14,7 +14,7 @@ import msgspec
 
 from tidefast.protocol.budget import Amount, Budget, Limit, Reservation
 from tidefast.protocol.events import Event
-from tidefast.protocol.records import Attempt, OpenStep, RunHead, Step
+from tidefast.protocol.records import Attempt, OpenStep, OpenWrite, RunHead, Step, WorkspaceHead
 from tidefast.stores.base import StoreCorrupt, StoredEvent
 
 SEQ_BITS = 32
