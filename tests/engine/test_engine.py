@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidefast.engine import engine as engine_room
-from tidefast.engine.clock import ManualClock, SystemClock, start_ms
+from tidefast.engine.clock import ManualClock, SystemClock
 from tidefast.engine.engine import Engine, InvariantViolation
 from tidefast.protocol.canonical import call_digest
 from tidefast.protocol.commands import (
@@ -28,7 +28,7 @@ from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Send, Settled
 from tidefast.services.python_runner import python_receipt
-from tidefast.stores.base import Batch, StoreUnavailable
+from tidefast.stores.base import Batch, StoreUnavailable, start_ms
 from tidefast.stores.memory import MemoryStore
 
 CHARGE = Contract("charge", "python", key="field:key", key_ttl_ms=10**8)

@@ -122,6 +122,8 @@ class Book:
         self._check(decision, shown)
         if isinstance(decision.verdict, Send) and decision.events:
             self.contracts[contract_digest(decision.verdict.contract)] = decision.verdict.contract
+        if decision.contract is not None:
+            self.contracts[contract_digest(decision.contract)] = decision.contract
         for event in decision.events:
             before, shown = shown, evolve(shown, event, RUN)
             assert shown == evolve(before, Event(*event), RUN), "what an event carries beside its text says otherwise"

@@ -187,7 +187,7 @@ def look_not_dated(patch: pytest.MonkeyPatch) -> None:
 
 
 def other_words_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step, "_may_restate", lambda s, c: True)
+    patch.setattr(step, "_may_restate", lambda h, s, c: True)
     patch.setattr(step, "_send_again", lambda h, s, c, cmd, n, *b: step._restate(h, s, cmd, n))
 
 

@@ -75,7 +75,7 @@ def test_two_stores_have_two_namespaces(tmp_path: Path) -> None:
         identities.append(store.identity())
         store.close()
     assert identities[0].namespace != identities[1].namespace
-    assert [each[1:] for each in identities] == [(0, 0), (0, 0)]
+    assert [each[1:] for each in identities] == [(0, 0, None), (0, 0, None)]
 
 
 def test_a_store_opened_again_holds_the_same(path: Path) -> None:

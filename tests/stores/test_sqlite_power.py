@@ -188,7 +188,7 @@ KILLS = 30
 
 def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(folder: Path) -> None:
     path, chance = folder / "s.db", random.Random(7)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}{os.pathsep}{os.getcwd()}/src"}
     for kill in range(1, KILLS + 1):
         process = subprocess.Popen(
             [sys.executable, "-c", COMMIT, str(path), str(kill)], stdout=subprocess.PIPE, env=environment

@@ -14,7 +14,6 @@ from tidefast.cli import show as out
 from tidefast.cli.desk import must, writing
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Looked, OperatorKey, StoreName, Url, checked_id, json_text
-from tidefast.cli.place import own
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Settled
 from tidefast.wire.answers import spell
@@ -126,19 +125,6 @@ def thaw(
 async def _thaw(run: str, note: str, url: str | None, store: str, operator_key: Path | None) -> Done:
     async with writing(url, store, operator_key) as desk:
         return must(await desk.thaw(run, note))
-
-
-def adopt(*, store: StoreName = DEFAULT_STORE) -> int:
-    """Make a copied or restored store a store of its own. Say it once, and only if the original is gone for good.
-
-    Its incarnation is raised: every token of the original is refused, and every new epoch is above all that the
-    original can have issued. What the original did after the copy was made is not in it: leases, receipts and effects.
-    """
-    opened = own(store, create=False, adopt=True)
-    incarnation = opened.identity().incarnation
-    opened.close()
-    out.line(f"{store} is a store of its own now, incarnation {incarnation}")
-    return 0
 
 
 def _tell(run: str, done: Done, as_json: bool) -> None:

@@ -233,7 +233,7 @@ def _tell_event(event: EventInfo, start_ms: int) -> None:
 def _style(kind: str) -> str:
     if kind in ("step_held", "run_frozen", "run_failed"):
         return "bold red"
-    if kind in ("lease_preempted", "lease_lapsed", "step_doubted", "late_receipt"):
+    if kind in ("lease_preempted", "lease_lapsed", "step_doubted", "step_presumed", "late_receipt"):
         return "magenta"
     return "green" if kind in ("step_committed", "run_completed", "checkpoint_saved") else "bold"
 

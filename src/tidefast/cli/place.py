@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tidefast.cli.errors import CliError, ExitCode
-from tidefast.engine.clock import SystemClock
+from tidefast.engine.clock import SystemClock, wall_ms
 from tidefast.stores.base import Store
 from tidefast.stores.sqlite import SqliteStore
 
@@ -29,7 +29,7 @@ def own(store: str, *, create: bool, adopt: bool = False) -> SqliteStore:
     if owner is not None:
         todo = f"ask its server: --url {owner.url}" if owner.url else "wait for its end, or end it"
         raise CliError("store_owned", f"{path} is owned by {owner}; nothing was changed", todo, ExitCode.UNREACHABLE)
-    return SqliteStore.open(path, create=create, adopt=adopt)
+    return SqliteStore.open(path, create=create, adopt=adopt, wall_ms=wall_ms())
 
 
 def system_clock(store: Store) -> SystemClock:

@@ -106,7 +106,7 @@ def _campaign(seed: int, hours: float, processes: int | None, report: Path | Non
         raise CliError("usage", "--log prints one world", f"--hours {rig.WORLD_HOURS:g} or fewer", ExitCode.USAGE)
 
     def on_world(done: rig.Campaign) -> None:
-        _progress(done.worlds, worlds, "worlds")
+        out.progress(done.worlds, worlds, "worlds")
 
     found = rig.run(seed, hours, processes, on_world)
     world = None
@@ -129,7 +129,7 @@ def _orders(as_json: bool) -> int:
     from tidefast.sim import orders as rig
     from tidefast.sim.report import to_json, to_text
 
-    found = rig.run(list(rig.all_orders()), rig.CHARGE, lambda done: _progress(done, rig.ALL, "orders"))
+    found = rig.run(list(rig.all_orders()), rig.CHARGE, lambda done: out.progress(done, rig.ALL, "orders"))
     more = {
         "orders": found.orders,
         "preempted_steps": found.preempted,
@@ -146,13 +146,6 @@ def _orders(as_json: bool) -> int:
     return ExitCode.OK if found.is_ok else ExitCode.OTHER
 
 
-def _progress(done: int, of: int, what: str) -> None:
-    """One line on a terminal that is overwritten as the work goes on."""
-    if sys.stderr.isatty():
-        end = "\n" if done == of else ""
-        print(f"\r{done:,} of {of:,} {what}", end=end, file=sys.stderr, flush=True)
-
-
 def _acceptance(interleavings: int, seed: int, as_json: bool) -> int:
     from tidefast.sim import acceptance as campaign
     from tidefast.sim.report import to_json, to_text
@@ -160,7 +153,7 @@ def _acceptance(interleavings: int, seed: int, as_json: bool) -> int:
 
     def on_step(done: int) -> None:
         if done % PROGRESS_EVERY == 0 or done == interleavings:
-            _progress(done, interleavings, "interleavings")
+            out.progress(done, interleavings, "interleavings")
 
     found = asyncio.run(campaign.run(MemoryStore(), interleavings, seed, on_step))
     more = {

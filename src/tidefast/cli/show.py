@@ -100,6 +100,13 @@ def document(value: Any) -> None:
     write(json.dumps(plain, ensure_ascii=True, separators=(",", ":")).replace("\x7f", "\\u007f"))
 
 
+def progress(done: int, of: int, what: str) -> None:
+    """One line on a terminal that is overwritten as the work goes on."""
+    if sys.stderr.isatty():
+        end = "\n" if done == of else ""
+        print(f"\r{done:,} of {of:,} {what}", end=end, file=sys.stderr, flush=True)
+
+
 def moment(ms: int) -> str:
     """A time of the authority's clock, for people."""
     return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if ms else "-"

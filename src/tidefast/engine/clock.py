@@ -10,7 +10,7 @@ from time import CLOCK_BOOTTIME, clock_gettime_ns, time_ns
 from typing import Protocol
 
 from tidefast.protocol.records import Now
-from tidefast.stores.base import MARK_STEP_MS
+from tidefast.stores.base import start_ms
 
 
 class Clock(Protocol):
@@ -24,8 +24,8 @@ class SystemClock:
     """The clock of one process over one store."""
 
     def __init__(self, mark_ms: int) -> None:
-        boot_ms, wall_ms = _boot_ms(), _wall_ms()
-        self._base_ms = start_ms(wall_ms, mark_ms) - boot_ms
+        boot_ms = _boot_ms()
+        self._base_ms = start_ms(wall_ms(), mark_ms) - boot_ms
         self._mark_ms = mark_ms
         self._grace_from_ms = self._base_ms + boot_ms
 
@@ -35,11 +35,6 @@ class SystemClock:
 
     def begin_grace(self) -> None:
         self._grace_from_ms = self._base_ms + _boot_ms()
-
-
-def start_ms(wall_ms: int, mark_ms: int) -> int:
-    """Where an authority's clock starts: after everything that an earlier life of it can have committed."""
-    return max(wall_ms, mark_ms + MARK_STEP_MS)
 
 
 class ManualClock:
@@ -66,5 +61,6 @@ def _boot_ms() -> int:
     return clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000
 
 
-def _wall_ms() -> int:
+def wall_ms() -> int:
+    """The wall clock, which may be set to anything at any time."""
     return time_ns() // 1_000_000

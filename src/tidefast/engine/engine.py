@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidefast.engine.clock import Clock
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.commands import Command, CreateRun
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.evolve import evolve
@@ -75,6 +76,7 @@ class Engine:
         self._instances = frozenset((self.boot,))
         self._runs: dict[RunId, RunEntry] = {}
         self._contracts: dict[str, Contract] = {}
+        self._budgets: dict[str, Budget] = {}  # those with something open, or not durable yet
         self._stored_contracts: set[str] = set()
         self._next_key = store.run_key_max() + 1
         self._gathering: Gathering | None = None
@@ -104,10 +106,15 @@ class Engine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def submit(self, command: Command) -> Verdict:
-        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is."""
+    async def submit(self, command: Command, then: Callable[[Verdict], None] | None = None) -> Verdict:
+        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is.
+
+        `then` is told the verdict before the batch is closed: what it books (`book`) becomes durable with the command.
+        """
         try:
             entry, decision = self._judge(command)
+            if then is not None:
+                then(decision.verdict)
         except InvariantViolation as violation:
             self._stop_for(violation)
             raise
@@ -121,6 +128,22 @@ class Engine:
         waiter = self._loop.create_future()
         gathering.waiting.append(waiter)
         return waiter
+
+    def budget(self, name: str) -> Budget:
+        """A budget as it stands now, durable or not; a fresh one if nothing was ever booked under this name."""
+        return self._budgets.get(name) or self.store.load_budget(name) or Budget(name)
+
+    def book(self, budgets: Iterable[Budget]) -> None:
+        """Put changed budgets into the batch that is being gathered; durable when `booked` returns."""
+        for budget in budgets:
+            self._budgets[budget.name] = self._open_batch().batch.budgets[budget.name] = budget
+
+    async def booked(self) -> None:
+        """Return once every budget that was booked is durable. Raises `StoreUnavailable` if nobody knows."""
+        if self.failure is not None:
+            raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
+        if self._gathering is not None:
+            await self._durable(self._gathering)
 
     @property
     def is_idle(self) -> bool:
@@ -245,7 +268,7 @@ class Engine:
     def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
         if entry is None or head is None:
-            return View(identity.namespace, identity.incarnation, self._instances)
+            return View(identity.namespace, identity.incarnation, self._instances, recovery=identity.recovery)
         if open_steps:
             ids = [step.step_id for step in head.open]
         steps: dict[StepId, Step] = {}
@@ -257,7 +280,9 @@ class Engine:
                 if step.contract:
                     contracts[step.contract] = self.contract(step.contract)
         left = self._forgotten(entry, head) if forgotten else ()
-        return View(identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left)
+        return View(
+            identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left, identity.recovery
+        )
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""
@@ -280,11 +305,7 @@ class Engine:
             stored.append(StoredEvent(entry.key, event, head.digest))
         if head is None:
             raise InvariantViolation(f"a decision about run {run_id} has no events to gather")
-        gathering = self._gathering
-        if gathering is None:
-            gathering = self._gathering = Gathering()
-            if not self._writing:
-                self._loop.call_soon(self._hand_over)
+        gathering = self._open_batch()
         batch = gathering.batch
         if any(event.kind == "lease_granted" for event in decision.events):
             entry.ids = self._all_ids(entry)
@@ -299,21 +320,31 @@ class Engine:
                     if len(entry.ids) > IDS_KEPT:
                         entry.ids = None
         if isinstance(decision.verdict, Send):
-            self._gather_contract(batch, decision.verdict)
+            self._gather_contract(batch, decision.verdict.contract, decision.verdict.contract_digest)
+        if decision.contract is not None:
+            self._gather_contract(batch, decision.contract, contract_digest(decision.contract))
         entry.gathering = gathering
         gathering.entries[run_id] = entry
         self._runs[run_id] = entry
 
-    def _gather_contract(self, batch: Batch, send: Send) -> None:
+    def _open_batch(self) -> Gathering:
+        """The batch that is being gathered."""
+        gathering = self._gathering
+        if gathering is None:
+            gathering = self._gathering = Gathering()
+            if not self._writing:
+                self._loop.call_soon(self._hand_over)
+        return gathering
+
+    def _gather_contract(self, batch: Batch, contract: Contract, name: str) -> None:
         """A contract is stored with the first intent that names it."""
-        name = send.contract_digest
         if not name or name in self._stored_contracts:
             return
-        if contract_digest(send.contract) != name:
+        if contract_digest(contract) != name:
             raise InvariantViolation(f"an intent names the contract {name}, which is not the one it was judged by")
         self._stored_contracts.add(name)
-        self._contracts[name] = send.contract
-        batch.contracts[name] = send.contract.to_json()
+        self._contracts[name] = contract
+        batch.contracts[name] = contract.to_json()
 
     def _new_key(self) -> int:
         key = self._next_key
@@ -361,6 +392,9 @@ class Engine:
             if entry.gathering is gathering:
                 entry.gathering = None
                 self._forget_finished(run_id, entry)
+        for name, budget in gathering.batch.budgets.items():
+            if self._budgets.get(name) is budget and not budget.open:
+                del self._budgets[name]
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_result(None)

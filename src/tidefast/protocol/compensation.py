@@ -9,10 +9,9 @@ that the provider refuses is no answer but held (`undo_refused`): a person must 
 from tidefast.protocol.canonical import text_json
 from tidefast.protocol.commands import Compensate
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import step_key
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.lease import fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, View
-from tidefast.protocol.step import answer_known, blocked_by, new_intent
+from tidefast.protocol.step import answer_known, blocked_by, first_sending
 from tidefast.protocol.verdicts import Decision
 
 
@@ -45,6 +44,4 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
         return blocked
     begun_data = object_json(undo=text_json(command.undo_step_id))
     begun = record(head, now, "undo_begun", begun_data, step=command.step_id, epoch=command.right.epoch)
-    key = step_key(view.namespace, head.run_id, command.undo_step_id)
-    verdict, fenced = new_intent(head, command, command.contract, key, 1, now, after=1)
-    return accept(head, verdict, begun, fenced)
+    return first_sending(view, head, command, command.contract, now, begun)

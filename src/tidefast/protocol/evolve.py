@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tidefast.protocol.doubt import probe_due_ms
 from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
@@ -17,8 +18,10 @@ from tidefast.protocol.records import (
     AttemptState,
     LeaseEnd,
     OpenStep,
+    Recovery,
     RunHead,
     Step,
+    StepState,
     View,
 )
 from tidefast.protocol.run import blank
@@ -48,6 +51,7 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         steps,
         view.contracts,
         view.forgotten,
+        view.recovery,
     )
 
 
@@ -85,6 +89,7 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
                 agent_version=data["agent_version"],
                 created_ms=event.at_ms,
                 input_digest=data["input_digest"],
+                recovery=_recovery(data),
             )
         case "lease_granted":
             return _granted(head, event, data)
@@ -135,7 +140,13 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_ended_ms=0,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
+        recovery=_recovery(data),
     )
+
+
+def _recovery(data: Data) -> Recovery | None:
+    window = data.get("recovery")
+    return None if window is None else Recovery(window["point_ms"], window["point_wall_ms"], window["restored_ms"])
 
 
 def _lease_ended(head: RunHead, event: Event, how: LeaseEnd) -> RunHead:
@@ -148,6 +159,9 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
     match event.kind:
         case "step_fenced":
             return _fenced_again(step, event, data)
+        case "step_presumed":
+            state: StepState = "held" if step.state == "held" else "in_doubt"
+            return step._replace(state=state, attempts=(*step.attempts, _presumed(data)))
         case "step_committed":
             has_receipt = "attempt" in data
             return step._replace(
@@ -182,6 +196,8 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
             return held._replace(state="held", reason=data["reason"])
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case _:
@@ -205,13 +221,14 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
 def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
     if event.kind == "step_result":
         return _local_step(step_id, event)
-    if event.kind != "step_fenced":
+    if event.kind not in ("step_fenced", "step_presumed"):
         raise ValueError(f"the event {event.kind} names a step that no intent made")
+    is_sent = event.kind == "step_fenced"
     undo_of = data.get("undo_of")
     return Step(  # by position: this line is run once a step, and names cost a third of it
         step_id,
         "tool" if undo_of is None else "undo",
-        "fenced",
+        "fenced" if is_sent else "in_doubt",
         data["tool"],
         data["effect"],
         data["call_digest"],
@@ -219,7 +236,7 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         data["contract"],
         data["scope"],
         data["dedups"],
-        (_attempt(event, data),),
+        (_attempt(event, data) if is_sent else _presumed(data),),
         event.seq,  # intent_seq
         0,  # receipt_seq
         event.epoch,
@@ -227,6 +244,11 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         None,  # closed_by
         "",  # reason
         0,  # settled_seq
+        data.get("lag_ms", -1),
+        data.get("window_ms", 0),
+        data.get("independent", False),
+        0,  # probes
+        0,  # probed_ms
     )
 
 
@@ -250,12 +272,17 @@ def _local_step(step_id: StepId, event: Event) -> Step:
         closed_by=None,
         reason="",
         settled_seq=event.seq,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
     )
 
 
 def _fenced_again(step: Step, event: Event, data: Data) -> Step:
     attempts = (*step.attempts, _attempt(event, data))
-    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="")
+    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="", probes=0, probed_ms=0)
     if "tool" not in data:
         return step
     return step._replace(
@@ -266,7 +293,21 @@ def _fenced_again(step: Step, event: Event, data: Data) -> Step:
         scope=data["scope"],
         dedups=data["dedups"],
         intent_seq=event.seq,
+        lag_ms=data.get("lag_ms", -1),
+        window_ms=data.get("window_ms", 0),
+        is_independent=data.get("independent", False),
     )
+
+
+def _probed(step: Step, event: Event, data: Data) -> Step:
+    asked = step._replace(probed_ms=data["asked_ms"], state=data["state"])
+    match data["answer"]:
+        case "found":
+            return asked._replace(receipt_seq=event.seq)
+        case "absent":
+            return asked._replace(attempts=_all_open(step.attempts, "absent"))
+        case _:
+            return asked._replace(probes=step.probes + 1)
 
 
 def _attempt(event: Event, data: Data) -> Attempt:
@@ -279,6 +320,20 @@ def _attempt(event: Event, data: Data) -> Attempt:
         data["deadline_ms"],
         data["older_over"],
         "out",
+    )
+
+
+def _presumed(data: Data) -> Attempt:
+    """An attempt that nobody is known to have made (law 16), dated when it can have been made first."""
+    return Attempt(
+        data["attempt"],
+        Epoch(data["epoch"]),
+        data["owner"],
+        data["sent_ms"],
+        data["wall_ms"],
+        data["deadline_ms"],
+        data["older_over"],
+        "lost",
     )
 
 
@@ -332,5 +387,7 @@ def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[Op
         step.undo_of,
         min([attempt.epoch for attempt in on_wire], default=Epoch(0)),  # wire_epoch
         max([attempt.deadline_ms for attempt in on_wire], default=0),  # wire_until_ms
+        probe_due_ms(step),
+        step.is_independent,
     )
     return (*kept, entry)

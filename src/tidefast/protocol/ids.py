@@ -65,6 +65,11 @@ def next_epoch(newest: Epoch, incarnation: int) -> Epoch:
     return Epoch(max(newest, incarnation * EPOCHS_PER_INCARNATION) + 1)
 
 
+def epochs_from(incarnation: int) -> Epoch:
+    """The number below every epoch of an incarnation and above every epoch of those before; never granted itself."""
+    return Epoch(incarnation * EPOCHS_PER_INCARNATION)
+
+
 def incarnation_of(epoch: Epoch) -> int:
     """Which incarnation of the authority's store issued this epoch."""
     return epoch // EPOCHS_PER_INCARNATION

@@ -14,6 +14,7 @@ from tidefast.protocol.trace import (
     ACKNOWLEDGED,
     CHANGES_THE_WORLD,
     HARMLESS,
+    INTENTS,
     OPEN,
     OUTCOMES,
     RECEIPTS,
@@ -26,12 +27,15 @@ from tidefast.protocol.trace import (
     Sending,
     Trace,
     Violation,
+    asked_early,
     at,
     carries,
     digest_of_call,
     fold,
+    froze,
     is_listed,
     number,
+    overtaken,
     remembered,
     text,
     unsettled,
@@ -134,12 +138,8 @@ def dead_commit(trace: Trace) -> Iterator[Violation]:
         if moment.step is None or not moment.step.is_mutating:
             continue
         if trace.standing(moment) == "dead":
-            yield at(
-                trace,
-                "dead_commit",
-                moment,
-                f"it was committed under epoch {moment.event.epoch}, {who_was_live(moment)}",
-            )
+            why = f"it was committed under epoch {moment.event.epoch}, {who_was_live(moment)}"
+            yield at(trace, "dead_commit", moment, why)
         sent = moment.step.attempt(number(moment.data, "attempt"))
         if sent is not None and sent.epoch != moment.event.epoch and trace.standing(moment) == "live":
             why = f"the receipt of attempt {sent.number}, sent under epoch {sent.epoch}, was committed by itself"
@@ -172,7 +172,7 @@ def unstable_key(trace: Trace) -> Iterator[Violation]:
     Judged from each intent; the request's key only where the stored contract is known. What went over the wire is not
     in a log: that is the provider's to say.
     """
-    for moment in trace.of("step_fenced"):
+    for moment in trace.of(*sorted(INTENTS)):
         if "tool" not in moment.data or moment.event.step_id is None:
             continue
         key, right = (
@@ -193,10 +193,10 @@ def changed_bytes(trace: Trace) -> Iterator[Violation]:
     Judged from the intents: the digest of each call against its own tool and arguments, and each later intent against
     the stored one. A step whose attempts all had no effect may be sent anew under another contract, the call unchanged.
     """
-    for moment in trace.of("step_fenced"):
+    for moment in trace.of(*sorted(INTENTS)):
         if "tool" in moment.data and text(moment.data, "call_digest") != digest_of_call(moment.data):
             yield at(trace, "changed_bytes", moment, "the digest of its intent is not that of its tool and arguments")
-        if moment.step is not None and moment.step.attempts:
+        if moment.event.kind == "step_fenced" and moment.step is not None and moment.step.attempts:
             why = _restated(moment, moment.step)
             if why:
                 yield at(trace, "changed_bytes", moment, why)
@@ -205,12 +205,8 @@ def changed_bytes(trace: Trace) -> Iterator[Violation]:
 def _restated(moment: Moment, step: Facts) -> str:
     """Why a later intent changed the call; empty if it didn't, or might."""
     if "tool" not in moment.data:
-        asked = number(moment.data, "intent_seq")
-        return (
-            ""
-            if asked == step.intent_seq
-            else f"it replayed the intent {asked}, but the stored one is {step.intent_seq}"
-        )
+        asked, stored = number(moment.data, "intent_seq"), step.intent_seq
+        return "" if asked == stored else f"it replayed the intent {asked}, but the stored one is {stored}"
     if text(moment.data, "call_digest") == step.call_digest:
         sent = next((sent for sent in step.attempts if sent.state not in HARMLESS), None)
         return "" if sent is None else f"its request was made anew though attempt {sent.number} may have had its effect"
@@ -282,7 +278,8 @@ def lost_fact(trace: Trace) -> Iterator[Violation]:
     Judged from each outcome against the step's state before it. A receipt that never reached the log can't be missed
     here; the provider's count (law 1) and what the caller was told (law 17) can miss it.
     """
-    for moment in trace.of(*sorted(OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced"})):
+    kinds = OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced", "probe_answered"}
+    for moment in trace.of(*sorted(kinds)):
         why = "" if moment.step is None else _moves_a_fact(trace, moment, moment.step)
         if why:
             yield at(trace, "lost_fact", moment, why)
@@ -296,10 +293,10 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
         settled_otherwise = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
         contradicts = step.is_mutating and settled_otherwise
         return (
-            "its receipt contradicts the books, but the run went on"
-            if contradicts and not _froze(trace, moment)
-            else ""
+            "its receipt contradicts the books, but the run went on" if contradicts and not froze(trace, moment) else ""
         )
+    if kind == "probe_answered":
+        return overtaken(moment, step)
     if kind == "step_resolved":
         open_to_verdicts = step.state in ("in_doubt", "held") and step.closed_by is None
         if open_to_verdicts or moment.run.frozen == "diverged":
@@ -313,11 +310,6 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
         seq = number(moment.data, "receipt_seq")
         return "" if seq in step.receipts else f"it was joined with the event {seq}, which is no receipt of it"
     return ""
-
-
-def _froze(trace: Trace, moment: Moment) -> bool:
-    after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
-    return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
 
 
 def doubt_as_failure(trace: Trace) -> Iterator[Violation]:
@@ -452,8 +444,8 @@ def time_allowed(trace: Trace) -> Iterator[Violation]:
     """Law 14: the clock only ever refuses, save in the places that the contracts' word covers.
 
     Judged from verdicts that an attempt did not happen while it could still land, from leases ended before their time,
-    from intents that claim older requests were over, and from a clock that went back. That a key's window was judged by
-    both clocks shows at law 1; a wall clock behind its mark does not show.
+    from intents that claim older requests were over, from providers that were asked too early, and from a clock that
+    went back. That a key's window was judged by both clocks shows at law 1; a wall clock behind its mark does not show.
     """
     now_ms = trace.history.now_ms
     for moment in trace.moments:
@@ -472,6 +464,8 @@ def _allowed_by_time(moment: Moment) -> str:
     landing = next((sent for sent in attempts if sent.state in OPEN and sent.deadline_ms > at_ms), None)
     if kind == "step_resolved" and text(moment.data, "verdict") != "applied" and landing is not None:
         return f"a person's verdict was taken while attempt {landing.number} could land until {landing.deadline_ms}"
+    if kind == "probe_answered" and moment.step is not None:
+        return asked_early(moment, moment.step)
     if kind == "step_fenced" and moment.data.get("older_over") is True and landing is not None:
         return f"it claims that older requests were over, but attempt {landing.number} could still land"
     if kind == "lease_lapsed":
@@ -498,10 +492,11 @@ def forged_right(trace: Trace) -> Iterator[Violation]:
 
 
 def reissued_epoch(trace: Trace) -> Iterator[Violation]:
-    """Law 16: each grant's epoch is above all that were ever issued, across restarts and restores.
+    """Law 16: epochs and intents outlive a restore: no epoch is issued twice, no sending is taken for the first.
 
-    Judged from the grants, and from grants that callers were told of and that the log has elsewhere. Epochs that were
-    issued, lost with the log and told to nobody can't be seen.
+    Judged from the grants, from grants that callers were told of and that the log has elsewhere, and in the window
+    after a restore from each sending of a step whose older ones may be lost. Epochs that were issued, lost with the log
+    and told to nobody can't be seen.
     """
     for moment in trace.of("lease_granted"):
         if moment.event.epoch <= moment.run.newest:
@@ -512,6 +507,13 @@ def reissued_epoch(trace: Trace) -> Iterator[Violation]:
         if ack.verb == "grant" and seq != ack.seq:
             why = f"epoch {ack.epoch} was told to be granted at {ack.seq}, but the log grants it at {seq}"
             yield Violation("reissued_epoch", trace.history.run_id, None, seq, why)
+    for moment in trace.of("step_fenced"):
+        step = moment.step
+        effect = text(moment.data, "effect") if step is None else step.effect
+        is_known = step is not None and step.is_known_since(moment.event.epoch)
+        if moment.run.is_recovered and effect in CHANGES_THE_WORLD and not is_known:
+            why = "it was sent as if for the first time, though the commits that a restore lost may hold a sending"
+            yield at(trace, "reissued_epoch", moment, why)
 
 
 def lost_ack(trace: Trace) -> Iterator[Violation]:

@@ -14,6 +14,7 @@ from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Th
 from tidefast.protocol.events import Event, Kind, object_json
 from tidefast.protocol.ids import Epoch, RunId, StepId, next_epoch
 from tidefast.protocol.records import Guard, Now, Right, RunHead, View
+from tidefast.protocol.recovery import recovery_member, window_of
 from tidefast.protocol.verdicts import Code, Decision, Done, Granted, Refused, Renewed, Verdict
 
 LEASE_MIN_MS = 1_000
@@ -112,6 +113,7 @@ def grant(view: View, command: Grant, now: Now) -> Decision:
     epoch = next_epoch(head.epoch, view.incarnation)
     expires = now.ms + command.lease_ms
     data = object_json(
+        **recovery_member(window_of(view, head)),
         holder=text_json(command.holder),
         lease_ms=str(command.lease_ms),
         expires_at_ms=str(expires),
@@ -158,8 +160,8 @@ def not_claimable(head: RunHead, now: Now) -> Decision | None:
             live_epoch=head.epoch,
             until_ms=expiry_ms(head, now),
         )
-    if head.held_steps:
-        return refuse(head, "step_held", "held", steps=list(head.held_steps))
+    if head.holding:
+        return refuse(head, "step_held", "held", steps=list(head.holding))
     if now.ms < head.not_before_ms:
         return refuse(head, "lease_held", "pause", until_ms=head.not_before_ms)
     return None

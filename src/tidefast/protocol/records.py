@@ -38,6 +38,17 @@ class Now(NamedTuple):
     grace_from_ms: int = 0
 
 
+class Recovery(NamedTuple):
+    """The window after a restore: what was sent after `point_ms`, the last durable commit, may be missing here.
+
+    Open until an operator closes it. A lost request can have been sent until `restored_ms` and lands by its timeout.
+    """
+
+    point_ms: int
+    point_wall_ms: int
+    restored_ms: int
+
+
 class Right(NamedTuple):
     """What a lease token proves: this holder was granted this epoch of this run. The fence asks whether it is live."""
 
@@ -51,7 +62,7 @@ class Attempt(NamedTuple):
 
     number: int
     epoch: Epoch
-    owner: str  # boot id of the instance that sends it
+    owner: str  # boot id of the instance that sends it; empty for a sending that is presumed lost with the log
     admitted_ms: int
     admitted_wall_ms: int
     deadline_ms: int
@@ -80,6 +91,11 @@ class Step(NamedTuple):
     closed_by: StepId | None  # its undo, once begun
     reason: str
     settled_seq: int  # 0 until committed, rejected or compensated
+    lag_ms: int  # how long after its deadline an effect may still show in a probe; -1: the provider can't be asked
+    window_ms: int  # how long after the first sending a replay may be admitted; 0 without a key
+    is_independent: bool  # held, it doesn't hold the run's other steps
+    probes: int  # unclear answers of the provider since the newest attempt
+    probed_ms: int  # when it was asked last; 0 if it wasn't
 
     @property
     def is_mutating(self) -> bool:
@@ -93,6 +109,11 @@ class Step(NamedTuple):
         if self.state == "pending":
             return bool(self.attempts)
         return self.closed_by is not None and self.state != "compensated"
+
+    @property
+    def doubts(self) -> tuple[Attempt, ...]:
+        """The attempts that may still have had an effect."""
+        return tuple(attempt for attempt in self.attempts if attempt.state in NOT_SETTLED)
 
     @property
     def first_sent(self) -> Attempt | None:
@@ -110,6 +131,8 @@ class OpenStep(NamedTuple):
     undo_of: StepId | None
     wire_epoch: Epoch
     wire_until_ms: int  # 0 when no request of it can land any more, or when another landing would change nothing
+    probe_ms: int  # when the provider may be asked (again) whether it happened; 0: never
+    is_independent: bool
 
 
 class RunHead(NamedTuple):
@@ -145,6 +168,7 @@ class RunHead(NamedTuple):
     end_seq: int
     end_digest: str  # of the result or the error, so that the verb that ended the run can be answered again
     open: tuple[OpenStep, ...]
+    recovery: Recovery | None = None  # the window that its newest epoch was granted in
 
     @property
     def is_failing(self) -> bool:
@@ -153,6 +177,16 @@ class RunHead(NamedTuple):
     @property
     def held_steps(self) -> tuple[StepId, ...]:
         return tuple(step.step_id for step in self.open if step.state == "held")
+
+    @property
+    def holding(self) -> tuple[StepId, ...]:
+        """The held steps that hold the whole run."""
+        return tuple(step.step_id for step in self.open if step.state == "held" and not step.is_independent)
+
+    @property
+    def probe_ms(self) -> int:
+        """When the next probe of any step may be sent; 0: there is none to send."""
+        return min((step.probe_ms for step in self.open if step.probe_ms), default=0)
 
     @property
     def unsettled(self) -> tuple[StepId, ...]:
@@ -167,7 +201,7 @@ class RunHead(NamedTuple):
             return "frozen"
         if self.is_live:
             return "leased"
-        if self.held_steps:
+        if self.holding:
             return "held"
         return "failing" if self.is_failing else "claimable"
 
@@ -182,6 +216,7 @@ class View(NamedTuple):
     steps: Mapping[StepId, Step] = {}
     contracts: Mapping[str, Contract] = {}  # by digest: the contracts stored with those steps' intents
     forgotten: tuple[StepId, ...] = ()
+    recovery: Recovery | None = None  # of the store, while its window is open
 
 
 class Guard(NamedTuple):

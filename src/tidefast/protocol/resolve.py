@@ -8,9 +8,13 @@ dated by when it was asked for. Of a step that diverged, applied and compensated
 
 from tidefast.protocol.canonical import text_json
 from tidefast.protocol.commands import Resolve
-from tidefast.protocol.events import object_json
+from tidefast.protocol.doubt import clear_ms
+from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
-from tidefast.protocol.records import NOT_SETTLED, Now, RunHead, Step, StepState, View
+from tidefast.protocol.probing import is_owner_silent
+from tidefast.protocol.records import Now, RunHead, Step, StepState, View
+from tidefast.protocol.recovery import may_be_lost
+from tidefast.protocol.step import presume
 from tidefast.protocol.verdicts import Decision, Settled
 
 RESOLVED_STATE: dict[str, StepState] = {
@@ -42,7 +46,14 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
             expected=command.expect_attempts,
             attempts=len(step.attempts),
         )
-    refusal = _not_decidable(head, step, command) or _too_early(view, head, step, command, now)
+    refusal = _not_decidable(head, step, command)
+    if refusal is not None:
+        return refusal
+    before: tuple[Event, ...] = ()
+    if view.recovery is not None and command.verdict != "applied" and may_be_lost(step, view.incarnation):
+        step, presuming = presume(view, head, step, view.recovery, now)
+        before = (presuming,)
+    refusal = _too_early(view, head, step, command, now)
     if refusal is not None:
         return refusal
     # A committed step whose other attempt turned out to have applied as well has nothing left to be joined.
@@ -56,8 +67,8 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
         state=f'"{state}"',
         verdict=f'"{command.verdict}"',
     )
-    event = record(head, now, "step_resolved", data, step=step.step_id)
-    return accept(head, Settled(state, joined=False), event)
+    event = record(head, now, "step_resolved", data, step=step.step_id, after=len(before))
+    return accept(head, Settled(state, joined=False), *before, event)
 
 
 def _not_decidable(head: RunHead, step: Step, command: Resolve) -> Decision | None:
@@ -77,15 +88,13 @@ def _too_early(view: View, head: RunHead, step: Step, command: Resolve, now: Now
     """*It did not happen* can be said once nothing of the step can land any more, by someone who looked after that."""
     if command.verdict == "applied":
         return None
-    open_attempts = [attempt for attempt in step.attempts if attempt.state in NOT_SETTLED]
-    last_deadline = max((attempt.deadline_ms for attempt in open_attempts), default=0)
-    if now.ms <= last_deadline:
-        return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=last_deadline)
+    clear_at = clear_ms(step)
+    if now.ms <= clear_at:
+        return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=clear_at)
     if command.looked_at_ms is None or command.looked_at_ms > now.ms:
-        return refuse(head, "invalid", "looked_at", step=step.step_id, now_ms=now.ms, look_after_ms=last_deadline)
-    if command.looked_at_ms <= last_deadline:
-        return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=last_deadline)
-    silent = [attempt for attempt in open_attempts if attempt.state == "lost" and attempt.owner in view.instances]
-    if silent and not view.contracts[step.contract].dedups:
+        return refuse(head, "invalid", "looked_at", step=step.step_id, now_ms=now.ms, look_after_ms=clear_at)
+    if command.looked_at_ms <= clear_at:
+        return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=clear_at)
+    if is_owner_silent(view, step):
         return refuse(head, "step_in_flight", "owner_silent", step=step.step_id)
     return None

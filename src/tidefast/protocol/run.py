@@ -10,9 +10,10 @@ from tidefast.protocol.canonical import digest, text_json
 from tidefast.protocol.checkpoint import unsettled_effects
 from tidefast.protocol.commands import Complete, CreateRun, Fail
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import Epoch, RunId, derived_id
+from tidefast.protocol.ids import Epoch, RunId, StepId, derived_id, incarnation_of
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
 from tidefast.protocol.records import Now, Right, RunHead, View
+from tidefast.protocol.recovery import may_be_lost, recovery_member
 from tidefast.protocol.step import not_running
 from tidefast.protocol.verdicts import Decision, Done
 
@@ -62,12 +63,14 @@ def create(view: View, command: CreateRun, now: Now) -> Decision:
             return accept(head, Done(head.state, 1, was_new=False))
         return refuse(head, "run_conflict", "other_input", run=head.run_id, agent=head.agent)
     fresh = blank(command.run_id)
+    window = {} if command.is_minted else recovery_member(view.recovery)
     data = object_json(
         agent=text_json(command.agent),
         agent_version=text_json(command.agent_version),
         input=command.input_json,
         input_digest=f'"{input_digest}"',
         run=text_json(command.run_id),  # binds the chain to the run: another run's whole log can't stand in for it
+        **window,
     )
     return accept(fresh, Done("claimable", 1), record(fresh, now, "run_created", data))
 
@@ -115,7 +118,11 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     if refusal is not None:
         return refusal
     data = object_json(error=error_json, error_digest=f'"{error_digest}"')
-    withdrawn = [step.step_id for step in head.open if step.state == "pending" and step.undo_of is None]
+    withdrawn = [
+        step.step_id
+        for step in head.open
+        if step.state == "pending" and step.undo_of is None and not _may_be_lost(view, head, step.step_id)
+    ]
     waiting = [step.step_id for step in head.open if step.is_unsettled and step.step_id not in withdrawn]
     if waiting:
         if head.is_failing and head.end_digest == error_digest:
@@ -130,6 +137,11 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     ]
     failed = record(head, now, "run_failed", data, epoch=command.right.epoch, after=len(events))
     return accept(head, Done("failed", failed.seq), *events, failed)
+
+
+def _may_be_lost(view: View, head: RunHead, step_id: StepId) -> bool:
+    """Whether a pending step may have been sent after all, in commits that a restore has lost."""
+    return head.recovery is not None and may_be_lost(view.steps[step_id], incarnation_of(head.epoch))
 
 
 def _same_end(head: RunHead, right: Right, end: str, end_digest: str) -> bool:

@@ -12,15 +12,27 @@ joined by the next holder instead of calling again (8); one that contradicts the
 from collections.abc import Mapping
 from typing import assert_never
 
-from tidefast.protocol.canonical import JSON, text_json
+from tidefast.protocol.canonical import JSON, canonical, text_json
 from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
 from tidefast.protocol.contracts import Contract, contract_digest
-from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
+from tidefast.protocol.doubt import clear_ms, judge, other_doubt, probe_due_ms, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
-from tidefast.protocol.ids import Epoch, StepId, asked_by, is_id, step_key
+from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
-from tidefast.protocol.records import HAD_NO_EFFECT, MUTATING, Attempt, Now, OpenStep, RunHead, Step, View
-from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.records import (
+    HAD_NO_EFFECT,
+    MUTATING,
+    Attempt,
+    Now,
+    OpenStep,
+    Recovery,
+    RunHead,
+    Step,
+    StepState,
+    View,
+)
+from tidefast.protocol.recovery import is_presumed, may_be_lost, presumed, presumed_members
+from tidefast.protocol.verdicts import Answer, Ask, Decision, Refused, Send, Settled, Wait
 
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
@@ -36,7 +48,7 @@ def admit(view: View, command: Admit, now: Now) -> Decision:
         if command.stored:
             return refuse(head, "not_found", "step_unknown", step=command.step_id)
         return not_running(head) or _first(view, head, command, now)
-    if not command.stored and step.call_digest != command.call_digest and not _may_restate(step, command):
+    if not command.stored and step.call_digest != command.call_digest and not _may_restate(head, step, command):
         return refuse(
             head,
             "step_conflict",
@@ -54,10 +66,11 @@ def not_running(head: RunHead) -> Decision | None:
     return refuse(head, "run_frozen", head.frozen) if head.frozen else None
 
 
-def _may_restate(step: Step, command: Admit) -> bool:
+def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
     """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
     return (
         step.state == "pending"
+        and not _is_in_the_gap(head, step)
         and all(attempt.state == "unsent" for attempt in step.attempts)
         and command.right.epoch > step.epoch
     )
@@ -79,9 +92,65 @@ def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
         blocked = blocked_by(head, command.step_id, None, now)
         if blocked is not None:
             return blocked
-    key = step_key(view.namespace, head.run_id, command.step_id)
-    verdict, event = new_intent(head, command, command.contract, key, 1, now)
-    return accept(head, verdict, event)
+    return first_sending(view, head, command, command.contract, now)
+
+
+def first_sending(
+    view: View, head: RunHead, command: Admit | Compensate, contract: Contract, now: Now, *before: Event
+) -> Decision:
+    """The intent of a step that the books don't know. In the window after a restore it may have been sent already."""
+    step_id, undo_of = command.step_id, None
+    if isinstance(command, Compensate):
+        step_id, undo_of = command.undo_step_id, command.step_id
+    key = step_key(view.namespace, head.run_id, step_id)
+    send, fenced = new_intent(head, command, contract, key, 1, now, len(before))
+    if head.recovery is None or contract.effect not in MUTATING:
+        return accept(head, send, *before, fenced)
+    lost = presumed(1, head.epoch, head.recovery, contract.timeout_ms)
+    data = canonical({**fenced.data, **presumed_members(lost)})
+    event = record(head, now, "step_presumed", data, step=step_id, epoch=head.epoch, after=len(before))
+    step = Step(
+        step_id=step_id,
+        kind="tool" if undo_of is None else "undo",
+        state="in_doubt",
+        tool=command.tool,
+        effect=contract.effect,
+        call_digest=command.call_digest,
+        key=key,
+        contract=send.contract_digest,
+        scope=contract.scope,
+        dedups=contract.dedups,
+        attempts=(lost,),
+        intent_seq=event.seq,
+        receipt_seq=0,
+        epoch=head.epoch,
+        undo_of=undo_of,
+        closed_by=None,
+        reason="",
+        settled_seq=0,
+        lag_ms=-1 if contract.probe is None else contract.probe.lag_ms,
+        window_ms=contract.window_ms,
+        is_independent=contract.independent,
+        probes=0,
+        probed_ms=0,
+    )
+    known = view._replace(contracts={**view.contracts, step.contract: contract})
+    return _ask_in_doubt(known, head, step, command, now, *before, event)._replace(contract=contract)
+
+
+def _is_in_the_gap(head: RunHead, step: Step) -> bool:
+    """Whether the commits that a restore has lost may hold a sending of this step."""
+    return head.recovery is not None and may_be_lost(step, incarnation_of(head.epoch))
+
+
+def presume(view: View, head: RunHead, step: Step, window: Recovery, now: Now, after: int = 0) -> tuple[Step, Event]:
+    """A known step with the attempt that may be among the lost, and the event that books it. A held one stays held."""
+    epoch = epochs_from(view.incarnation)
+    lost = presumed(len(step.attempts) + 1, epoch, window, view.contracts[step.contract].timeout_ms)
+    data = canonical(presumed_members(lost))
+    event = record(head, now, "step_presumed", data, step=step.step_id, epoch=head.epoch, after=after)
+    state: StepState = "held" if step.state == "held" else "in_doubt"
+    return step._replace(state=state, attempts=(*step.attempts, lost)), event
 
 
 def _misnamed(view: View, head: RunHead, step_id: StepId) -> Decision | None:
@@ -165,11 +234,20 @@ def _ask_in_doubt(
     view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now, *before: Event
 ) -> Decision:
     stored = view.contracts[step.contract]
+    if head.recovery is not None and may_be_lost(step, view.incarnation):
+        step, event = presume(view, head, step, head.recovery, now, len(before))
+        before = (*before, event)
     verb, reason = judge(step, stored, command.contract, now)
     if verb == "hold":
+        if is_presumed(step.attempts[-1]) and reason in ("no_key", "key_window"):
+            reason = "lost_commits"
         return _hold(head, step, reason, command.right.epoch, now, *before)
     if verb == "give_up":
         return _give_up(head, step, reason, command.right.epoch, now, *before)
+    if verb == "probe":
+        return accept(head, Ask(step.step_id, len(step.attempts), probe_due_ms(step, window_is_over=True)), *before)
+    if verb == "wait":
+        return accept(head, Wait("step_pending", reason, clear_ms(step), step.step_id), *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -178,6 +256,8 @@ def _ask_in_doubt(
 
 def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     """A step that is proved to have had no effect so far: sent again as stored, or restated."""
+    if _is_in_the_gap(head, step):
+        return _ask_in_doubt(view, head, step, command, now)
     if head.is_failing and step.undo_of is None:
         return refuse(head, "run_ending", "failing")
     is_mutating = step.is_mutating or (command.contract is not None and command.contract.effect in MUTATING)
@@ -245,7 +325,7 @@ def blocked_by(head: RunHead, step_id: StepId, undo_of: StepId | None, now: Now)
     for other in head.open:
         if not other.is_mutating or other.step_id == step_id:
             continue
-        if other.state == "held" and other.step_id != undo_of:
+        if other.state == "held" and other.step_id != undo_of and not other.is_independent:
             return refuse(head, "step_held", "run_held", steps=[other.step_id])
         if _may_land(other, head.epoch, now):
             return accept(head, Wait("step_pending", "older_attempt", other.wire_until_ms, other.step_id))
@@ -279,13 +359,20 @@ def new_intent(
         "undo_of": undo_of,
         "wall_ms": now.wall_ms,
     }
+    independent = lag = window = ""  # only where the contract says so: most don't
+    if contract.independent:
+        known["independent"], independent = True, '"independent":true,'
+    if contract.probe is not None:
+        known["lag_ms"], known["window_ms"] = contract.probe.lag_ms, contract.window_ms
+        lag, window = f'"lag_ms":{contract.probe.lag_ms},', f',"window_ms":{contract.window_ms}'
     request = "null" if command.request is None else command.request.to_json()
     data = (  # in the order of the names, so that this is the canonical text
         f'{{"args":{command.args_json},"attempt":{number},"call_digest":"{command.call_digest}","contract":"{name}",'
         f'"deadline_ms":{command.deadline_ms},"dedups":{"true" if contract.dedups else "false"},'
-        f'"effect":"{contract.effect}","key":"{key}","older_over":true,"owner":{text_json(command.owner)},'
+        f'"effect":"{contract.effect}",{independent}"key":"{key}",{lag}"older_over":true,'
+        f'"owner":{text_json(command.owner)},'
         f'"request":{request},"scope":{text_json(contract.scope)},"tool":{text_json(command.tool)},'
-        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}}}'
+        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}{window}}}'
     )
     event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
     return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event

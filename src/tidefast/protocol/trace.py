@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from tidefast.protocol.canonical import INTEGER_MAX, JSON, CanonicalError, call_digest, canonical
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.events import Event, Kind
-from tidefast.protocol.ids import Epoch, RunId, StepId, spell_key
+from tidefast.protocol.ids import Epoch, RunId, StepId, incarnation_of, spell_key
 
 KINDS = frozenset(get_args(Kind))
 CHANGES_THE_WORLD = frozenset(("external", "workspace"))
@@ -24,13 +24,14 @@ OUTCOMES = frozenset(("step_committed", "step_applied", "step_unsent", "step_ref
 PROGRESS = frozenset(
     ("step_committed", "step_rejected", "step_compensated", "step_resolved", "step_result", "checkpoint_saved")
 )
+INTENTS = frozenset(("step_fenced", "step_presumed"))  # what can make a step known, and adds an attempt to it
 NONE = Epoch(0)
 
 ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
     "create": frozenset(("run_created",)),
     "grant": frozenset(("lease_granted",)),
-    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected")),
-    "compensate": frozenset(("step_committed", "step_applied", "step_resolved")),
+    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected", "probe_answered")),
+    "compensate": frozenset(("step_committed", "step_applied", "step_resolved", "probe_answered")),
     "settle": frozenset((*OUTCOMES, "step_held", "late_receipt")),
     "result": frozenset(("step_result",)),
     "checkpoint": frozenset(("checkpoint_saved",)),
@@ -112,6 +113,7 @@ class Facts(NamedTuple):
     since_seq: int = 0  # the event that brought it into its state
     settled_seq: int = 0
     was_held: bool = False
+    lag_ms: int = 0
 
     @property
     def is_mutating(self) -> bool:
@@ -122,6 +124,10 @@ class Facts(NamedTuple):
         if self.state in ("fenced", "in_doubt", "held", "applied") or (self.state == "pending" and self.attempts):
             return True
         return self.closed_by is not None and self.state != "compensated"
+
+    def is_known_since(self, epoch: Epoch) -> bool:
+        """Whether an attempt of it is of this epoch's incarnation, so that a restore has lost none since."""
+        return any(incarnation_of(sent.epoch) >= incarnation_of(epoch) for sent in self.attempts)
 
     def attempt(self, number: int) -> Sending | None:
         return self.attempts[number - 1] if 1 <= number <= len(self.attempts) else None
@@ -149,6 +155,7 @@ class RunFacts(NamedTuple):
     is_failing: bool = False
     end: str = ""
     grants: int = 0  # since the last progress
+    is_recovered: bool = False  # its newest epoch was granted in the window after a restore
     last_ms: int = 0
 
 
@@ -263,6 +270,7 @@ def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFact
                 holder=text(data, "holder"),
                 expires_at_ms=number(data, "expires_at_ms"),
                 grants=run.grants + 1,
+                is_recovered="recovery" in data,
             )
         case "lease_lapsed" | "lease_released" | "lease_preempted":
             return run._replace(live=NONE)
@@ -288,7 +296,7 @@ def _steps_after(
     """The steps that an event changes, as they are after it."""
     if event.step_id is None:
         return
-    if event.kind == "step_fenced":
+    if event.kind in INTENTS:
         yield _fenced(step, event.step_id, event, data)
     elif event.kind == "step_result":
         yield Facts(event.step_id, "committed", epoch=event.epoch, since_seq=event.seq, settled_seq=event.seq)
@@ -301,17 +309,19 @@ def _steps_after(
 
 def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
     before = step or Facts(step_id, "")
+    is_presumed = event.kind == "step_presumed"
     sent = Sending(
         len(before.attempts) + 1,
         event.seq,
-        event.epoch,
-        event.at_ms,
+        Epoch(number(data, "epoch")) if is_presumed else event.epoch,
+        number(data, "sent_ms") if is_presumed else event.at_ms,
         number(data, "wall_ms"),
         number(data, "deadline_ms"),
-        "out",
+        "lost" if is_presumed else "out",
     )
+    state = "fenced" if not is_presumed else "held" if before.state == "held" else "in_doubt"
     after = before._replace(
-        state="fenced", attempts=(*before.attempts, sent), epoch=event.epoch, since_seq=event.seq, settled_seq=0
+        state=state, attempts=(*before.attempts, sent), epoch=event.epoch, since_seq=event.seq, settled_seq=0
     )
     if "tool" not in data:
         return after
@@ -322,6 +332,7 @@ def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str
         key=before.key or text(data, "key"),
         contract=text(data, "contract"),
         dedups=data.get("dedups") is True,
+        lag_ms=number(data, "lag_ms"),
         intent_seq=event.seq,
         undo_of=StepId(text(data, "undo_of")) or None,
     )
@@ -351,6 +362,8 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_booked(step, place, outcome), text(data, "state") or "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case "step_withdrawn":
@@ -377,6 +390,15 @@ def _booked(step: Facts, place: int, state: str) -> Facts:
 def _all_open(step: Facts, state: str) -> Facts:
     attempts = tuple(sent._replace(state=state) if sent.state in OPEN else sent for sent in step.attempts)
     return step._replace(attempts=attempts)
+
+
+def _probed(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
+    state, answer = text(data, "state"), text(data, "answer")
+    if answer == "absent":
+        step = _all_open(step, "absent")
+    if answer == "found":
+        step = step._replace(receipts=step.receipts | {event.seq})
+    return step if state == step.state else _moved(step, state, event.seq)
 
 
 def _resolved(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
@@ -434,6 +456,30 @@ def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
     is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
     status, body = number(receipt, "status"), receipt.get("body")
     return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
+
+
+def froze(trace: Trace, moment: Moment) -> bool:
+    after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
+    return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
+
+
+def overtaken(moment: Moment, step: Facts) -> str:
+    """Why a provider's word on a doubt came too late to count; empty if it didn't."""
+    if step.state not in ("in_doubt", "held") or step.closed_by is not None:
+        return f"a provider's word on it was taken though it was {step.state}" + (" and closed" * bool(step.closed_by))
+    asked = number(moment.data, "attempts")
+    if asked != len(step.attempts):
+        return f"a provider was asked about {asked} attempts, but its word was taken about {len(step.attempts)}"
+    return ""
+
+
+def asked_early(moment: Moment, step: Facts) -> str:
+    """Why a provider was asked too early to know; empty if it wasn't."""
+    asked_ms = number(moment.data, "asked_ms")
+    last = max((sent.deadline_ms for sent in step.open_attempts()), default=0) + step.lag_ms
+    if asked_ms <= last:
+        return f"the provider was asked at {asked_ms}, but what it says counts from after {last} on only"
+    return f"its answer came before the question at {asked_ms}" if moment.event.at_ms < asked_ms else ""
 
 
 def unsettled(moment: Moment) -> Iterator[Facts]:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
+    BudgetFigures,
+    BudgetInfo,
     EventInfo,
     JournalPage,
     LeaseGrant,
@@ -18,6 +20,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
 from tidefast.protocol.commands import (
     Complete,
     CreateRun,
@@ -32,12 +35,16 @@ from tidefast.protocol.commands import (
     SaveResult,
     Thaw,
 )
-from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.ids import Epoch, RunId, StepId, is_derived_id, is_id
 from tidefast.protocol.records import Right, RunHead
 from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Settled, Verdict
 from tidefast.services.bodies import Bodies
 from tidefast.services.gateway import Gateway
+from tidefast.services.model_hop import ModelHop
+from tidefast.services.model_sender import ModelSender
+from tidefast.services.models import ModelBook
 from tidefast.services.reads import Reads
+from tidefast.services.relay import Relay
 
 JOURNAL_BYTES_MAX = 1_048_576
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
@@ -46,9 +53,10 @@ CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pau
 class Authority:
     """All verbs over one engine and one gateway."""
 
-    def __init__(self, engine: Engine, gateway: Gateway) -> None:
+    def __init__(self, engine: Engine, gateway: Gateway, models: ModelHop | None = None) -> None:
         self.engine = engine
         self.gateway = gateway
+        self.models = models or ModelHop(engine, gateway, ModelBook(), ModelSender(engine.clock))
         self.reads = Reads(engine)
         self._bodies = Bodies(engine)
 
@@ -57,7 +65,8 @@ class Authority:
     ) -> RunCreated | Refused:
         """A new run, or the same one if it exists with this agent and input (`run_conflict` otherwise)."""
         name = RunId(run_id or f"r-{secrets.token_hex(8)}")
-        done = _done(await self.engine.submit(CreateRun(name, agent, agent_version, input_json)))
+        command = CreateRun(name, agent, agent_version, input_json, is_minted=run_id is None)
+        done = _done(await self.engine.submit(command))
         if isinstance(done, Refused):
             return done
         head = self.engine.head(name)
@@ -179,7 +188,41 @@ class Authority:
         self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
     ) -> StepAnswer | Refused:
         """One effect through the gateway, or the stored answer (see `Gateway.apply`)."""
+        stored = self.engine.step(right.run_id, StepId(step_id)) if args_json is None else None
+        if stored is not None and stored.effect == "model":
+            return await self.models.stored(right, StepId(step_id), stored.tool, wait_ms)
         return await self.gateway.apply(right, StepId(step_id), tool, args_json, wait_ms)
+
+    async def chat(
+        self, right: Right, step_id: str, body: str, wait_ms: int, key: str = "", relay: Relay | None = None
+    ) -> StepAnswer | Refused:
+        """One asking of a model, or the journaled answer (see `ModelHop.ask`)."""
+        return await self.models.ask(right, StepId(step_id), body, wait_ms, key, relay)
+
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """What was spent and what may be, in order of the budgets' names; those in which nothing was booked are not."""
+        return [self._budget(budget.name) for budget in self.engine.store.budgets(after, limit)]
+
+    async def raise_budget(self, name: str, limit: Limit, by: str, note: str) -> BudgetInfo | Refused:
+        """An operator sets limits of one budget, above the configured ones. Durable when it returns."""
+        kind, _, of = name.partition("/")
+        if kind not in ("run", "agent", "key") or not (is_id(of) or is_derived_id(of)):
+            return Refused("not_found", "budget_unknown", {"budget": name})
+        self.engine.book([raise_limit(self.engine.budget(name), limit, f"{by}: {note}" if note else by)])
+        await self.engine.booked()
+        return self._budget(name)
+
+    def _budget(self, name: str) -> BudgetInfo:
+        budget = returned(self.engine.budget(name), self.engine.clock.now().ms)
+        reserved = [reservation.amount for reservation in budget.open]
+        return BudgetInfo(
+            name,
+            BudgetFigures(*budget.spent),
+            BudgetFigures(*budget.estimated),
+            BudgetFigures(*map(sum, zip(Amount(), *reserved, strict=True))),
+            BudgetFigures(*self.models.limit_of(name)),
+            budget.note,
+        )
 
     async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step (see `Gateway.compensate`)."""

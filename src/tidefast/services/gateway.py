@@ -27,9 +27,10 @@ from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
 from tidefast.protocol.patterns import RenderError
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
-from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
+from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
+from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
@@ -63,6 +64,7 @@ class Gateway:
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
+        self.prober = Prober(engine, tools, http, python)
         self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
 
     async def apply(
@@ -79,14 +81,14 @@ class Gateway:
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
-        return await self._until(right.run_id, wait_ms, asking)
+        return await self.until(right.run_id, wait_ms, asking)
 
     async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
         asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id))
         if isinstance(asking, Refused):
             return await self._engine.fence(right) or asking
-        return await self._until(right.run_id, wait_ms, asking)
+        return await self.until(right.run_id, wait_ms, asking)
 
     async def drain(self, limit_s: float = DRAIN_S) -> None:
         """Wait until every call in flight is settled, or the time is over: what is left then is doubt, by rule."""
@@ -95,7 +97,7 @@ class Gateway:
         while self._calls and loop.time() < until:
             await asyncio.wait(self._calls, timeout=until - loop.time())
 
-    async def _until(self, run_id: RunId, wait_ms: int, ask: Asking) -> StepAnswer | Refused:
+    async def until(self, run_id: RunId, wait_ms: int, ask: Asking) -> StepAnswer | Refused:
         """Ask until there is an answer, or until the caller's patience ends."""
         now = self._engine.clock.now().ms
         until = now + wait_ms
@@ -142,7 +144,7 @@ class Gateway:
         now_ms: int,
     ) -> StepAnswer | Refused | Wait:
         if self._hook is not None:
-            await self._reach("gateway.before_intent", right, step_id)
+            await self.reach("gateway.before_intent", right, step_id)
             now_ms = self._engine.clock.now().ms
         contract = None if known is None else known.contract
         args = "null" if args_json is None else args_json
@@ -191,10 +193,19 @@ class Gateway:
                 return self._bodies.step_answer(right.run_id, verdict)
             case Refused(code="step_rejected"):
                 return self._bodies.with_receipt(right.run_id, verdict)
+            case Ask():
+                return await self._ask(right.run_id, verdict)
             case Refused() | Wait():
                 return verdict
             case _:
                 raise TypeError(f"an admission can't be answered with {verdict!r}")
+
+    async def _ask(self, run_id: RunId, ask: Ask) -> Wait:
+        """A holder waits for a doubt that the provider can settle: ask it, or say when it can be asked."""
+        due_ms = ask.due_ms
+        if due_ms <= self._engine.clock.now().ms:
+            due_ms = await self.prober.ask(run_id, ask.step_id)
+        return Wait("in_doubt", "probe", due_ms, ask.step_id)
 
     async def _deliver(
         self, right: Right, step_id: StepId, send: Send, args_json: str | None, request: Request | None
@@ -202,14 +213,14 @@ class Gateway:
         """Send an attempt whose intent is durable, and settle it."""
         is_watched = self._hook is not None
         if is_watched:
-            await self._reach("gateway.after_intent", right, step_id, attempt=send.attempt)
+            await self.reach("gateway.after_intent", right, step_id, attempt=send.attempt)
         outcome = await self._send(right, step_id, send, args_json, request)
         if is_watched:
-            await self._reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
+            await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
         settled = await self._engine.submit(settle)
         if is_watched:
-            await self._reach("gateway.after_settle", right, step_id, attempt=send.attempt)
+            await self.reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
@@ -290,7 +301,7 @@ class Gateway:
         now_ms: int,
     ) -> StepAnswer | Refused | Wait:
         if self._hook is not None:
-            await self._reach("gateway.before_intent", right, undo_id)
+            await self.reach("gateway.before_intent", right, undo_id)
             now_ms = self._engine.clock.now().ms
         contract = None if known is None else known.contract
         command = Compensate(
@@ -309,7 +320,7 @@ class Gateway:
         verdict = await self._engine.submit(command)
         return await self._follow(right, undo_id, verdict, args_json, request)
 
-    async def _reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
+    async def reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
         if self._hook is not None:
             facts: Mapping[str, str | int] = {
                 "run": right.run_id,

@@ -1,4 +1,4 @@
-"""The sweep: makes lapsed leases and lost attempts facts.
+"""The sweep: makes lapsed leases and lost attempts facts, and has providers asked about doubts.
 
 It only picks candidates; the rules judge each one again. It waits one full lease after a start, and after a gap in its
 own ticks, before it lapses anything: the authority's own silence is not charged to its workers. Time ends nothing here
@@ -10,8 +10,10 @@ import asyncio
 import structlog
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.commands import Lapse, MarkLost
+from tidefast.protocol.commands import Lapse, MarkLost, Preempt
+from tidefast.protocol.ids import incarnation_of
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, is_lapsed
+from tidefast.services.prober import Prober
 
 SWEEP_MS = 1_000
 STEP_MS = 1_000  # a wall clock that moves this far between two sweeps was set by somebody
@@ -21,14 +23,15 @@ log = structlog.get_logger("tidefast.keeper")
 class Keeper:
     """Sweeps one engine until it is stopped."""
 
-    def __init__(self, engine: Engine, sweep_ms: int = SWEEP_MS) -> None:
+    def __init__(self, engine: Engine, sweep_ms: int = SWEEP_MS, prober: Prober | None = None) -> None:
         self._engine = engine
+        self._prober = prober
         self._sweep_ms = sweep_ms
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Book what a dead instance left on the wire as lost, then begin to sweep."""
-        await self.mark_lost()
+        """Take over what an earlier life left, then begin to sweep."""
+        await self.take_over()
         self._task = asyncio.create_task(self._sweep_on())
         self._task.add_done_callback(self._ended)
 
@@ -36,12 +39,22 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._prober is not None:
+            await self._prober.stop()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """Without a sweep no lease would ever lapse again: a fault here stops the process like any broken invariant."""
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._engine.on_failure(failure)
+
+    async def take_over(self) -> None:
+        """Book what a dead instance left on the wire as lost, and end the leases of an earlier incarnation."""
+        await self.mark_lost()
+        incarnation = self._engine.identity.incarnation
+        older = [head.run_id for head in self._engine.live_runs() if incarnation_of(head.epoch) < incarnation]
+        note = "the store was restored or adopted"
+        await asyncio.gather(*(self._engine.submit(Preempt(run_id, "recovery", note)) for run_id in older))
 
     async def mark_lost(self) -> int:
         """Book attempts whose owner has ended as lost: doubt, not failure. Returns how many."""
@@ -83,3 +96,5 @@ class Keeper:
                 log.warning("sweep_gap", gap_ms=now_ms - last_ms)
             last_ms = now_ms
             await self.sweep()
+            if self._prober is not None:
+                self._prober.sweep()

@@ -20,7 +20,7 @@ from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.laws import LAWS, Ack, Violation
 from tidefast.protocol.records import RunHead, Step
-from tidefast.protocol.trace import SETTLED, Facts, Trace, fold
+from tidefast.protocol.trace import INTENTS, SETTLED, Facts, Trace, fold
 from tidefast.sim.history import Ledger, Reader
 from tidefast.stores.base import Store
 
@@ -139,7 +139,7 @@ def _first_bad(trace: Trace, events: Sequence[Event]) -> int:
 def named_contracts(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
     """The digest of each contract that an intent names, with the event."""
     for event in events:
-        if event.kind != "step_fenced":
+        if event.kind not in INTENTS:
             continue
         try:
             data: object = json.loads(event.data_json)

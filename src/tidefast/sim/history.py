@@ -20,6 +20,7 @@ from tidefast.protocol.events import Event
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.laws import Ack, History
 from tidefast.protocol.records import RunHead
+from tidefast.protocol.trace import INTENTS
 from tidefast.stores.base import Store
 
 PAGE_EVENTS = 1_000
@@ -194,7 +195,7 @@ def histories(
 def _members(events: list[Event], name: str) -> Iterator[object]:
     """A member of each intent that has it; an intent that can't be read has none."""
     for event in events:
-        if event.kind != "step_fenced":
+        if event.kind not in INTENTS:
             continue
         try:
             data: object = json.loads(event.data_json)

@@ -160,6 +160,7 @@ def _seen_at(moment: Moment) -> Iterator[str]:
             "key_window": "step held: the key may be forgotten",
             "unlisted_answer": "step held: an answer that no contract lists",
             "undo_refused": "undo refused and held",
+            "lost_commits": "step held: lost commits may hold a sending",
         }.get(text(moment.data, "reason"), "step held: another reason")
     elif kind == "run_failing":
         yield "run failing while an effect is open"

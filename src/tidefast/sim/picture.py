@@ -26,6 +26,7 @@ SIGNS: Mapping[str, tuple[str, str, str]] = {
     "step_applied": ("ring", "#1a7f37", "late receipt kept as a fact; the next holder joins it"),
     "late_receipt": ("ring", "#6e7781", "one more receipt of a settled step, kept"),
     "step_doubted": ("ask", "#b35900", "in doubt: it may have happened, nothing proves it"),
+    "step_presumed": ("ask", "#b35900", "presumed sent: commits that a restore lost may hold a sending"),
     "step_held": ("square", "#8250df", "held: a person is asked"),
     "step_resolved": ("square_open", "#8250df", "a person has looked and said what is so"),
     "step_unsent": ("dash", "#6e7781", "never sent"),

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
-from tidefast.engine.clock import start_ms
 from tidefast.protocol.records import Now
+from tidefast.stores.base import start_ms
 
 T = TypeVar("T")
 CALLBACKS_MAX = 200_000  # at one moment: more means that something goes round without ever waiting

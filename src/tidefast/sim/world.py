@@ -2,7 +2,7 @@
 
 Everything is the product's own code but the clock, which moves when told to, and the provider, which does what a script
 says: commit and withhold its answer, take the request and never commit it, or answer at once. `restart` is the death of
-the authority: memory is gone, the store stays.
+the authority: memory is gone, the store stays. A second world with the same provider is what a restore looks like.
 """
 
 import asyncio
@@ -110,10 +110,12 @@ def _announce(arrival: asyncio.Event | None) -> None:
 class World:
     """One authority over one store, and the provider that it calls."""
 
-    def __init__(self, store: Store, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: ManualClock | None = None, provider: ScriptedProvider | None = None
+    ) -> None:
         self.store = store
         self.clock = clock or ManualClock()
-        self.provider = ScriptedProvider()
+        self.provider = provider or ScriptedProvider()
         self.boots = 0
         self._tools = ToolBook((CHARGE, REFUND, MAIL))
         self._start()
@@ -124,14 +126,14 @@ class World:
         self.engine.start()
         self.gateway = Gateway(self.engine, self._tools, HttpSender(self.clock), self.provider)
         self.authority = Authority(self.engine, self.gateway)
-        self.keeper = Keeper(self.engine)
+        self.keeper = Keeper(self.engine, prober=self.gateway.prober)
 
     async def restart(self) -> None:
         """The authority dies: what it had in memory and on the wire is lost to it. A new one takes the store over."""
         await self.quiet()
         self.engine.failure = StoreUnavailable("the process was killed")
         self._start()
-        await self.keeper.mark_lost()
+        await self.keeper.take_over()
 
     async def quiet(self) -> None:
         """Return when nothing more will happen by itself."""

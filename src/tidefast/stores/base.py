@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.records import Recovery, RunHead, Step
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
 JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
 MARK_STEP_MS = 1_000  # the mark is written when it has moved by this, not with each batch
+
+
+def start_ms(wall_ms: int, mark_ms: int) -> int:
+    """Where an authority's clock starts: after everything that an earlier life of it can have committed."""
+    return max(wall_ms, mark_ms + MARK_STEP_MS)
 
 
 class StoreError(Exception):
@@ -41,6 +47,7 @@ class Identity(NamedTuple):
     namespace: bytes  # 16 random bytes, drawn when the store was made
     incarnation: int
     mark_ms: int
+    recovery: Recovery | None = None  # the window after a restore, until an operator closes it
 
 
 class StoredEvent(NamedTuple):
@@ -57,6 +64,7 @@ class Batch:
     heads: dict[int, RunHead] = field(default_factory=dict)
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
     mark_ms: int = 0
 
 
@@ -116,11 +124,19 @@ class Store(Protocol):
         `agents` names the agents and for each its versions; no versions means any. Only ids that begin with `prefix`.
         """
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        """Runs with a step in doubt or held about which a provider may be asked by now, longest due first."""
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given.
 
         Only runs whose ids begin with `prefix`.
         """
+
+    def load_budget(self, name: str) -> Budget | None: ...
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        """Budgets with a name above `after`, in order of their names."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

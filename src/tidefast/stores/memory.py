@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.records import Recovery, RunHead, Step
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
     MARK_STEP_MS,
@@ -36,8 +37,25 @@ class MemoryStore:
         self._events: dict[int, list[StoredEvent]] = {}
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
+        self._budgets: dict[str, Budget] = {}
         self._failed = False
         self._lock = threading.Lock()  # the engine reads on one thread while its writer commits on another
+
+    def restored(self, restored_ms: int) -> "MemoryStore":
+        """A store made of this one's content as of a backup: the next incarnation, its window open."""
+        copy = MemoryStore(self._identity.namespace, self._identity.incarnation + 1)
+        with self._lock:
+            copy._keys, copy._heads, copy._contracts = dict(self._keys), dict(self._heads), dict(self._contracts)
+            copy._events = {key: list(log) for key, log in self._events.items()}
+            copy._steps = {key: dict(steps) for key, steps in self._steps.items()}
+        point_ms = max((log[-1].event.at_ms for log in copy._events.values()), default=0)
+        window = Recovery(point_ms, point_ms, restored_ms)
+        copy._identity = copy._identity._replace(mark_ms=self._identity.mark_ms, recovery=window)
+        return copy
+
+    def close_window(self) -> None:
+        """An operator says that nothing was lost."""
+        self._identity = self._identity._replace(recovery=None)
 
     def identity(self) -> Identity:
         return self._identity
@@ -81,6 +99,14 @@ class MemoryStore:
     def load_contract(self, digest: str) -> str | None:
         with self._lock:
             return self._contracts.get(digest)
+
+    def load_budget(self, name: str) -> Budget | None:
+        with self._lock:
+            return self._budgets.get(name)
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        with self._lock:
+            return [self._budgets[name] for name in sorted(self._budgets) if name > after][:limit]
 
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         with self._lock:
@@ -135,6 +161,10 @@ class MemoryStore:
         ]
         return found[:limit]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        due = sorted((head.probe_ms, key, head.run_id) for key, head in self._in_order() if 0 < head.probe_ms <= now_ms)
+        return [run_id for _, _, run_id in due[:limit]]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         with self._lock:
             start = 0 if after is None else self._keys.get(after, RUN_KEY_MAX)
@@ -164,6 +194,7 @@ class MemoryStore:
                 self._steps.setdefault(key, {})[step_id] = step
             for digest, body in batch.contracts.items():
                 self._contracts.setdefault(digest, body)
+            self._budgets.update(batch.budgets)
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)
 

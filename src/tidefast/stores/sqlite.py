@@ -17,6 +17,7 @@ from typing import Any
 import apsw
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
 from tidefast.stores import sqlite_file
@@ -35,6 +36,7 @@ from tidefast.stores.base import (
 )
 from tidefast.stores.sqlite_errors import explain
 from tidefast.stores.sqlite_file import FileLock, Owner
+from tidefast.stores.sqlite_recovery import close_window, open_window, read_window
 
 
 class SqliteStore:
@@ -51,12 +53,15 @@ class SqliteStore:
         self._identity = self._read_identity()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, create: bool, adopt: bool = False) -> "SqliteStore":
+    def open(
+        cls, path: str | os.PathLike[str], *, create: bool, adopt: bool = False, wall_ms: int = 0
+    ) -> "SqliteStore":
         """Own the file at `path`, and make it first if `create` is true and there is none.
 
         Raises `StoreRefused` if it is missing, empty, foreign, newer, owned, or a copy that was not adopted, and
         `StoreCorrupt` if it is damaged. With `adopt` a copy becomes a store of its own: its incarnation is raised, so
-        that every token of the original is refused and every new epoch is above all that the original can have issued.
+        that every token of the original is refused and every new epoch is above all that the original can have issued,
+        and its recovery window is open, as of the wall clock given.
         """
         real = sqlite_file.real_path(path)
         is_missing = sqlite_file.refuse_unless_store(real, create=create)
@@ -72,7 +77,7 @@ class SqliteStore:
             lock.release()
             raise
         try:
-            store._settle_place(real.stat().st_ino, adopt)
+            store._settle_place(real.stat().st_ino, adopt, wall_ms)
         except BaseException:
             store.close()
             raise
@@ -117,9 +122,12 @@ class SqliteStore:
         namespace, incarnation, mark_ms = meta.get("namespace"), meta.get("incarnation"), meta.get("mark_ms")
         if not isinstance(namespace, bytes) or not isinstance(incarnation, int) or not isinstance(mark_ms, int):
             raise StoreCorrupt(f"{self.path} has lost its namespace, incarnation or mark; restore a backup.")
-        return Identity(namespace, incarnation, mark_ms)
+        try:
+            return Identity(namespace, incarnation, mark_ms, read_window(meta.get("recovery")))
+        except (ValueError, TypeError) as error:
+            raise StoreCorrupt(f"{self.path} has a recovery window that can't be read ({error}).") from error
 
-    def _settle_place(self, inode: int, adopt: bool) -> None:
+    def _settle_place(self, inode: int, adopt: bool, wall_ms: int) -> None:
         """Refuse a file that was copied or restored, or make it a store of its own."""
         known = dict(self._all(rows.META)).get("inode")
         if known == inode or self._writer is None:
@@ -130,15 +138,23 @@ class SqliteStore:
                 "be served, or may have promised more than this copy holds. If the original is gone for good and this "
                 "copy is whole, say so once: `tidefast adopt --store FILE`."
             )
+        self.open_window(wall_ms)
+
+    def open_window(self, wall_ms: int) -> None:
+        """Commits of this store may be lost: raise the incarnation, and open the window for their lost intents."""
         with self._writing:
-            try:
-                with self._writer:
-                    raised = "UPDATE meta SET value = value + 1 WHERE name = 'incarnation'"
-                    self._writer.execute(raised)
-                    self._writer.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('inode', ?)", (inode,))
-            except apsw.Error as error:
-                raise explain(error, str(self.path), "adopting") from error
-        self._identity = self._read_identity()
+            self._identity = open_window(self._owned(), self.path, self.path.stat().st_ino, wall_ms)
+
+    def close_window(self, by: str, note: str, wall_ms: int) -> None:
+        """Close that window: an operator says that nothing was lost, or has looked at all of it."""
+        with self._writing:
+            close_window(self._owned(), self.path, by, note, wall_ms)
+            self._identity = self._identity._replace(recovery=None)
+
+    def _owned(self) -> apsw.Connection:
+        if self._writer is None:
+            raise StoreUnavailable(f"{self.path} is open for reading only, or closed; nothing was written.")
+        return self._writer
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -187,6 +203,13 @@ class SqliteStore:
         row = self._one(rows.CONTRACT, digest)
         return None if row is None else str(row[0])
 
+    def load_budget(self, name: str) -> Budget | None:
+        row = self._one(rows.BUDGET, name)
+        return None if row is None else rows.decode_budget(row[0])
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        return [rows.decode_budget(record) for (record,) in self._all(rows.BUDGETS, after, limit)]
+
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         row = self._one(rows.EVENT, rows.event_key(run_key, seq))
         return None if row is None else rows.event_of(row)
@@ -224,6 +247,9 @@ class SqliteStore:
             found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:
@@ -248,9 +274,7 @@ class SqliteStore:
         either one this store takes no further batch.
         """
         with self._writing:
-            writer = self._writer
-            if writer is None:
-                raise StoreUnavailable(f"{self.path} is open for reading only, or closed; nothing was written.")
+            writer = self._owned()
             if self._failure is not None:
                 raise StoreUnavailable(
                     f"{self.path} takes no further batch after a failed commit; restart this process."
@@ -258,6 +282,7 @@ class SqliteStore:
             events = [rows.event_row(stored) for stored in batch.events]
             heads = [rows.head_row(key, head) for key, head in batch.heads.items()]
             steps = [rows.step_row(key, step) for (key, _), step in batch.steps.items()]
+            budgets = [rows.budget_row(budget) for budget in batch.budgets.values()]
             mark_ms = batch.mark_ms if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS else 0
             try:
                 writer.execute("BEGIN IMMEDIATE")
@@ -265,6 +290,7 @@ class SqliteStore:
                 rows.WRITE_EVENTS.run(writer, events)
                 rows.WRITE_STEPS.run(writer, steps)
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                rows.WRITE_BUDGETS.run(writer, budgets)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
                 writer.execute("COMMIT")

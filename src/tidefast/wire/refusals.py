@@ -238,6 +238,17 @@ REASONS: dict[tuple[str, str], Words] = {
     ("not_found", "tool_unknown"): Words(
         "There is no tool {tool} here.", "Declare it in the file that `tidefast serve --tools` reads."
     ),
+    ("not_found", "model_unknown"): Words(
+        "No upstream here serves the model {model}.", "Declare it in the file that `tidefast serve --models` reads."
+    ),
+    ("not_found", "budget_unknown"): Words(
+        "There is no budget {budget}.", "Name one as run/RUN, agent/AGENT or key/KEY; `tidefast budgets` lists them."
+    ),
+    ("overloaded", "queue_full"): Words("{running} calls run at {upstream} and {queued} wait: no more are taken."),
+    ("overloaded", "queue_wait"): Words("No place became free at {upstream} in time."),
+    ("overloaded", "circuit_open"): Words("{upstream} failed several times in a row and is left alone for now."),
+    ("overloaded", "upstream_busy"): Words("{upstream} asked to be left alone for now."),
+    ("overloaded", "upstream_away"): Words("The model could not be asked ({why}); nothing was billed."),
     ("not_found", "route_unknown"): Words("There is no such address.", "Supported versions: v1."),
     ("invalid", "args"): Words("The arguments don't fit tool {tool}: {problem}."),
     ("invalid", "answer_not_committed"): Words(

@@ -48,7 +48,8 @@ AFTER_THE_TIME = frozenset(("stale_epoch", "run_ended", "lease_lapsed"))
 # Which laws an event of a kind can break; the others have nothing to say of it.
 EVERY = ("unfenced_verb", "forged_right", "time_allowed", "lost_fact", "unlogged_effect")
 BY_KIND: Mapping[str, tuple[str, ...]] = {
-    "step_fenced": ("double_apply", "unstable_key", "changed_bytes", "overlap", "orphan"),
+    "step_fenced": ("double_apply", "unstable_key", "changed_bytes", "overlap", "orphan", "reissued_epoch"),
+    "step_presumed": ("unstable_key", "changed_bytes"),
     "step_committed": ("dead_commit",),
     "step_compensated": ("double_apply", "stuck"),
     "undo_begun": ("double_apply", "stuck"),

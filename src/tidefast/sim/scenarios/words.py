@@ -34,6 +34,7 @@ TOLD: Mapping[str, str] = {
     "step_refused": "{step}: attempt refused",
     "step_rejected": "{step}: refused for good",
     "step_doubted": "{step}: in doubt",
+    "step_presumed": "{step}: may have been sent in lost commits",
     "step_held": "{step}: HELD for a person",
     "step_resolved": "{step}: {by} says {verdict}",
     "step_withdrawn": "{step}: withdrawn",
