@@ -51,9 +51,10 @@ class Begun(Struct, tag="begun"):
 
 
 class Done(Struct, tag="done"):
-    """A call was applied: the disk is one write ahead."""
+    """A call was applied: the disk is one write ahead. `what` is the digest of its verb and arguments."""
 
     call: Call
+    what: str
     receipt: Receipt
 
 
@@ -139,13 +140,13 @@ class Journal:
     def _follows(self, receipt: Receipt) -> bool:
         """Whether the write ahead is the next one of the chain that the disk has."""
         run, step = RunId(receipt.run), StepId(receipt.step)
-        chain = write_chain(self.disk.chain, self.disk.index + 1, run, step, delta_json(receipt.delta))
-        return receipt.index == self.disk.index + 1 and receipt.chain == chain
+        chain = write_chain(self.disk.chain, self.disk.log_index + 1, run, step, delta_json(receipt.delta))
+        return receipt.index == self.disk.log_index + 1 and receipt.chain == chain
 
     def _rewrite(self) -> None:
         """The journal with nothing past in it, in the place of the old one. Durable on return."""
         disk = self.disk
-        records: list[Record] = [At(self._workspace, disk.epoch, disk.index, disk.chain, disk.is_whole)]
+        records: list[Record] = [At(self._workspace, disk.epoch, disk.log_index, disk.chain, disk.is_whole)]
         records += self.refused.values()
         records += [record for record in (self.begun, self.ahead) if record is not None]
         fd = os.open(_FRESH, _APPEND | os.O_TRUNC, 0o600, dir_fd=self._folder)

@@ -1,9 +1,13 @@
 """One life of a workspace's disk: what it holds, the right that it has, and the calls that it takes.
 
-Speaks in the messages of `wire/replica.py` and opens no socket; `dial.py` carries them. What it says is true of the disk
-when it says it: a receipt's write is on the disk and in the journal, a refused call has left nothing, `restored` means
-that nothing but the committed content is there. It checks the fence as well as it can, by the epoch and index of each
-call and by its own clock, and the authority's join is the fence that counts.
+Speaks in the messages of `wire/replica.py` and opens no socket; `dial.py` carries them. What it says is true of the
+disk when it says it: a receipt's write is on the disk and in the journal, a refused call has left nothing, `restored`
+means that nobody sees anything but the committed content. It checks the fence as well as it can, by the epoch and index
+of each call and by its own clock, and the authority's join is the fence that counts.
+
+A write that was done and whose receipt was lost with its epoch is *set aside*: nobody sees it, and if the same step
+comes again, with the same call and on the same content, it is adopted and not done a second time. Anything else that
+comes first rolls it back.
 """
 
 import asyncio
@@ -17,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tidefast.protocol.canonical import JSON
+from tidefast.protocol.canonical import JSON, CanonicalError, call_digest, canonical
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.workspace import Entry, Manifest, delta_json, delta_problem, fold, write_chain
 from tidefast.sdk.lease import Clock, boot_s
@@ -79,6 +83,7 @@ class Replica:
         self._undo: Changes = {}  # what the write ahead has replaced
         self.epoch, self.token, self._until_s = 0, "", 0.0
         self._is_restored = False
+        self._is_aside = False  # the write ahead is of an older epoch, and nobody may see it
         self._is_stopping = False
         self._never: set[Call] = set()
         self._running: tuple[Call, asyncio.Task[r.FromReplica]] | None = None
@@ -96,14 +101,19 @@ class Replica:
     def hello(self) -> r.Hello:
         disk = self.journal.disk
         return r.Hello(
-            self.boot_id, disk.epoch, disk.index, disk.chain, self.token, disk.is_whole, self.journal.ahead is not None
+            self.boot_id,
+            disk.epoch,
+            disk.log_index,
+            disk.chain,
+            self.token,
+            disk.is_whole,
+            self.journal.ahead is not None,
         )
 
     async def granted(self, grant: r.Grant, asked_s: float, contents: Contents) -> r.Restored | None:
-        """Take a grant that answers a `hello` sent after `asked_s`; None if the disk is as it was. Raises `Unreachable`.
+        """Take a grant that answers a `hello` sent after `asked_s`; None: the disk is as it was. Raises `Unreachable`.
 
-        Under a new epoch nothing of an older one runs on, and the disk holds the content at the grant's index, and at
-        most the one write ahead of it that the journal can prove.
+        Under a new epoch nothing of an older one runs on, and what anyone sees is the content at the grant's index.
         """
         self.token = grant.token
         self._until_s = asked_s + grant.lease_ms / 1_000
@@ -114,8 +124,8 @@ class Replica:
         self.epoch = grant.epoch
         self._never.clear()
         committed = with_parents(await contents.manifest(grant.index))
-        if grant.plan == "keep" and await self._is_ahead_of(grant, committed):
-            self._is_restored = True
+        if await self._is_ahead_of(grant, committed):
+            self._is_restored = self._is_aside = True
             return r.Restored(grant.epoch, grant.index, grant.chain, 0, 0, self._left_out({}))
         keeps = _KEPT if grant.plan == "keep" else frozenset[str]()
         return await self._restored(committed, grant.index, grant.chain, contents, keeps)
@@ -155,16 +165,18 @@ class Replica:
             args = w.read_args(call.verb, call.args)
         except (msgspec.ValidationError, ValueError) as error:
             return self._refused(call, NotDone("invalid", "args_invalid", str(error)))
+        if call.verb not in w.READS and (call.run is None or call.step is None):
+            return self._refused(call, NotDone("invalid", "args_invalid", "a mutating call has a run and a step"))
+        known, what = Call(call.run or "", call.step or "", call.attempt), _what(call)
+        if self._is_aside and not self._adopts(known, what):
+            await self._roll_back(contents)
         if call.verb in w.READS:
             return await self._read(call, args)
-        if call.run is None or call.step is None:
-            return self._refused(call, NotDone("invalid", "args_invalid", "a mutating call has a run and a step"))
-        known = Call(call.run, call.step, call.attempt)
         if self.journal.ahead is not None:
             if self.journal.ahead.call == known:
                 return self._again(call.request_id)
             return r.Unsent(call.request_id, call.epoch, "busy")
-        task = asyncio.create_task(self._write(known, call, args, contents, say))
+        task = asyncio.create_task(self._write(known, what, call, args, contents, say))
         self._running, self.call_id = (known, task), call.request_id
         try:
             return await task
@@ -179,6 +191,7 @@ class Replica:
             return r.Running(asked.request_id, self.epoch)
         ahead = self.journal.ahead
         if ahead is not None and (ahead.call.run, ahead.call.step) == (asked.run, asked.step):
+            self._is_aside = False
             return self._again(asked.request_id)
         refused = self.journal.refused.get((asked.run, asked.step))
         if refused is not None and refused.call.attempt == asked.attempt:
@@ -199,8 +212,9 @@ class Replica:
             return None
         self._is_restored = False
         await self.end_running()
-        if self.journal.disk.index == word.index and self.journal.disk.chain == word.chain:
-            return await self._restored(self._committed(), word.index, word.chain, contents, _KEPT)
+        disk = self.journal.disk
+        if (disk.log_index, disk.chain) == (word.index, word.chain):
+            return await self._roll_back(contents)
         manifest = with_parents(await contents.manifest(word.index))
         return await self._restored(manifest, word.index, word.chain, contents, _KEPT)
 
@@ -249,7 +263,7 @@ class Replica:
             return "lease_lapsed"
         if (self._clock() - arrived_s) * 1_000 > call.within_ms:
             return "late"
-        return None if call.index == self.journal.disk.index else "index"
+        return None if call.index == self.journal.disk.log_index else "index"
 
     async def _read(self, call: r.Do, args: w.Args) -> r.FromReplica:
         try:
@@ -285,7 +299,23 @@ class Replica:
             raise NotDone("invalid", "pattern_invalid", f"the pattern can't be used: {found['bad']}")
         return cast(JSON, found)
 
-    async def _write(self, known: Call, call: r.Do, args: w.Args, contents: Contents, say: Say) -> r.FromReplica:
+    def _adopts(self, known: Call, what: str) -> bool:
+        """Whether the write that is set aside is the one of this call. If so it is this attempt's from now on."""
+        ahead = self.journal.ahead
+        if ahead is None or (ahead.call.run, ahead.call.step, ahead.what) != (known.run, known.step, what):
+            return False
+        receipt = msgspec.structs.replace(ahead.receipt, epoch=self.epoch)
+        self.journal.append(Done(known, what, receipt), is_synced=True)
+        self._is_aside = False
+        return True
+
+    async def _roll_back(self, contents: Contents) -> r.Restored:
+        disk = self.journal.disk
+        return await self._restored(self._committed(), disk.log_index, disk.chain, contents, _KEPT)
+
+    async def _write(
+        self, known: Call, what: str, call: r.Do, args: w.Args, contents: Contents, say: Say
+    ) -> r.FromReplica:
         tree = cast(Tree, self._tree)
         left_out: dict[str, str] = tree.left_out
         try:
@@ -303,7 +333,7 @@ class Replica:
             return await self._refuse(known, call, args, refusal, contents)
         receipt = self._receipt(known, delta, result, {k: v for k, v in left_out.items() if k not in tree.left_out})
         # A file verb's own flushes are done; its record may be lost with the power, and the write with it.
-        self.journal.append(Done(known, receipt), is_synced=isinstance(args, w.RunCommand))
+        self.journal.append(Done(known, what, receipt), is_synced=isinstance(args, w.RunCommand))
         self._undo = {path: tree.nodes[path].entry if path in tree.nodes else None for path in changed}
         self._tree = Tree(_folded(tree.nodes, changed), left_out)
         return self._again(self.call_id)
@@ -363,7 +393,7 @@ class Replica:
                 self.journal.append(Not(known, refused), is_synced=True)
                 # Until this is done the authority hears nothing; after a lost connection it asks, and hears it then.
                 disk = self.journal.disk
-                await self._restored(self._committed(), disk.index, disk.chain, contents, _KEPT, keeps_journal=True)
+                await self._restored(self._committed(), disk.log_index, disk.chain, contents, _KEPT, keeps_journal=True)
         return msgspec.structs.replace(refused, request_id=self.call_id)
 
     async def _restored(
@@ -381,14 +411,14 @@ class Replica:
         done: Outcome = await restore(self._root, target, contents, self._rules, self._tree, keeps=keeps)
         if not keeps_journal:
             self.journal.append(self._at(index, chain, is_whole=True), is_synced=True)
-        self._tree, self._undo, self._is_restored = done.tree, {}, True
+        self._tree, self._undo, self._is_restored, self._is_aside = done.tree, {}, True, False
         return r.Restored(self.epoch, index, chain, done.files, done.bytes, self._left_out({}))
 
     async def _is_ahead_of(self, grant: r.Grant, committed: Manifest) -> bool:
         """Whether the disk holds the committed content and the one write that the journal has, and nothing else."""
         ahead = self.journal.ahead
         disk = self.journal.disk
-        if ahead is None or (disk.index, disk.chain) != (grant.index, grant.chain):
+        if ahead is None or (disk.log_index, disk.chain) != (grant.index, grant.chain):
             return False
         tree = await asyncio.to_thread(scan, self._root, None, self._rules)
         if tree.manifest() != with_parents(fold(committed, ahead.receipt.delta)):
@@ -415,7 +445,7 @@ class Replica:
 
     def _receipt(self, known: Call, delta: Changes, result: JSON, left_out: dict[str, str]) -> r.Receipt:
         disk = self.journal.disk
-        index = disk.index + 1
+        index = disk.log_index + 1
         chain = write_chain(disk.chain, index, RunId(known.run), StepId(known.step), delta_json(delta))
         lost = self._left_out(left_out)
         return r.Receipt("-", known.run, known.step, self.epoch, index, delta, chain, result, {}, lost)
@@ -478,6 +508,14 @@ class Replica:
 
 class _Cut(NotDone):
     """A command that the replica ended for its own reasons: no answer, and what it did counts for nothing."""
+
+
+def _what(call: r.Do) -> str:
+    """What makes two calls the same call."""
+    try:
+        return call_digest(call.verb, canonical(cast(JSON, call.args)))
+    except CanonicalError:  # it can't be written down, so it is equal to none
+        return ""
 
 
 def _changed(before: Tree, after: Tree) -> dict[str, Node | None]:

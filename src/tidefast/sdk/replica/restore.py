@@ -146,7 +146,7 @@ class _Work:
         entry = self._wanted[first]
         state = hashlib.sha256()
         with self._root.parent(tuple(first.split("/"))) as (parent, last):
-            fd = os.open(last, _NEW | os.O_RDWR, 0o600, dir_fd=parent)
+            fd = os.open(last, (_NEW & ~os.O_WRONLY) | os.O_RDWR, 0o600, dir_fd=parent)
             try:
                 async for piece in contents.stream(Wanted(digest, entry.size)):
                     state.update(piece)
@@ -195,8 +195,12 @@ async def _fetch(work: _Work, contents: Contents) -> tuple[int, int]:
 
     async def one(batch: list[Wanted]) -> None:
         async with gate:
-            came = [pair async for pair in contents.fetch(batch)]
-            await asyncio.to_thread(work.write, came)
+            came: list[tuple[str, bytes]] = []
+            try:
+                async for pair in contents.fetch(batch):
+                    came.append(pair)
+            finally:  # what came before the line broke needn't come again
+                await asyncio.to_thread(work.write, came)
 
     async def large(digest: str) -> None:
         async with gate:
