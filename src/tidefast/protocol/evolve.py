@@ -13,6 +13,7 @@ from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
 from tidefast.protocol.records import (
+    HAD_NO_EFFECT,
     NOT_SETTLED,
     Attempt,
     AttemptState,
@@ -38,7 +39,10 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    before = steps.get(step_id)
+    step = steps[step_id] = _step_event(step_id, before, event, data)
+    if head.parked and before is not None and before.state == "held" != step.state:
+        head = head._replace(parked=False)
     still_open = open_steps(head.open, step, event.at_ms)
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
@@ -52,6 +56,8 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         view.contracts,
         view.forgotten,
         view.recovery,
+        view.workspace,
+        view.workspace_id,
     )
 
 
@@ -99,7 +105,8 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
             return _lease_ended(head, event, "preempted")
         case "lease_released":
             released = _lease_ended(head, event, "released")
-            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+            parked = data["reason"] == "held" and bool(head.held_steps)
+            return released._replace(parked=parked, not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
         case "checkpoint_saved":
             return head._replace(
                 checkpoint=data["number"],
@@ -138,6 +145,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
         recovery=_recovery(data),
@@ -187,7 +195,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 state="rejected",
                 attempts=attempts,
                 receipt_seq=event.seq,
-                reason="refused",
+                reason="precondition" if data["reason"] == "precondition" else "refused",
                 settled_seq=event.seq,
             )
         case "step_doubted":
@@ -213,7 +221,13 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":
-            return _booked(step, data, "applied")
+            return step if data.get("is_gone") else _booked(step, data, "applied")
+        case "replica_lost":
+            absent = tuple(
+                attempt._replace(state="absent") if attempt.state not in HAD_NO_EFFECT else attempt
+                for attempt in step.attempts
+            )
+            return step._replace(state="pending", attempts=absent, receipt_seq=0, reason="replica_lost")
         case _:
             raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
 
