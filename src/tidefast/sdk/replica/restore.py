@@ -198,7 +198,7 @@ async def _fetch(work: _Work, contents: Contents) -> tuple[int, int]:
             came: list[tuple[str, bytes]] = []
             try:
                 async for pair in contents.fetch(batch):
-                    came.append(pair)
+                    came.append(pair)  # noqa: PERF401 - a comprehension would lose them
             finally:  # what came before the line broke needn't come again
                 await asyncio.to_thread(work.write, came)
 
