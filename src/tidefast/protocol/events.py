@@ -28,6 +28,7 @@ Kind = Literal[
     "step_doubted",
     "step_presumed",
     "step_held",
+    "probe_answered",
     "step_resolved",
     "step_withdrawn",
     "undo_begun",
@@ -40,6 +41,11 @@ Kind = Literal[
     "run_failing",
     "run_completed",
     "run_failed",
+    "replica_lost",
+    "write_fenced",
+    "write_applied",
+    "write_committed",
+    "write_dropped",
 ]
 
 CHAIN_START = "0" * 64  # the digest before a run's first event

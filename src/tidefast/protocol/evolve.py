@@ -8,10 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tidefast.protocol.doubt import probe_due_ms
 from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
 from tidefast.protocol.records import (
+    HAD_NO_EFFECT,
     NOT_SETTLED,
     Attempt,
     AttemptState,
@@ -37,7 +39,10 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    before = steps.get(step_id)
+    step = steps[step_id] = _step_event(step_id, before, event, data)
+    if head.parked and before is not None and before.state == "held" != step.state:
+        head = head._replace(parked=False)
     still_open = open_steps(head.open, step, event.at_ms)
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
@@ -51,6 +56,8 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         view.contracts,
         view.forgotten,
         view.recovery,
+        view.workspace,
+        view.workspace_id,
     )
 
 
@@ -98,7 +105,8 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
             return _lease_ended(head, event, "preempted")
         case "lease_released":
             released = _lease_ended(head, event, "released")
-            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+            parked = data["reason"] == "held" and bool(head.held_steps)
+            return released._replace(parked=parked, not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
         case "checkpoint_saved":
             return head._replace(
                 checkpoint=data["number"],
@@ -137,6 +145,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
         recovery=_recovery(data),
@@ -186,7 +195,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 state="rejected",
                 attempts=attempts,
                 receipt_seq=event.seq,
-                reason="refused",
+                reason="precondition" if data["reason"] == "precondition" else "refused",
                 settled_seq=event.seq,
             )
         case "step_doubted":
@@ -195,6 +204,8 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
             return held._replace(state="held", reason=data["reason"])
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case _:
@@ -210,7 +221,13 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":
-            return _booked(step, data, "applied")
+            return step if data.get("is_gone") else _booked(step, data, "applied")
+        case "replica_lost":
+            absent = tuple(
+                attempt._replace(state="absent") if attempt.state not in HAD_NO_EFFECT else attempt
+                for attempt in step.attempts
+            )
+            return step._replace(state="pending", attempts=absent, receipt_seq=0, reason="replica_lost")
         case _:
             raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
 
@@ -241,6 +258,11 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         None,  # closed_by
         "",  # reason
         0,  # settled_seq
+        data.get("lag_ms", -1),
+        data.get("window_ms", 0),
+        data.get("independent", False),
+        0,  # probes
+        0,  # probed_ms
     )
 
 
@@ -264,12 +286,17 @@ def _local_step(step_id: StepId, event: Event) -> Step:
         closed_by=None,
         reason="",
         settled_seq=event.seq,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
     )
 
 
 def _fenced_again(step: Step, event: Event, data: Data) -> Step:
     attempts = (*step.attempts, _attempt(event, data))
-    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="")
+    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="", probes=0, probed_ms=0)
     if "tool" not in data:
         return step
     return step._replace(
@@ -280,7 +307,21 @@ def _fenced_again(step: Step, event: Event, data: Data) -> Step:
         scope=data["scope"],
         dedups=data["dedups"],
         intent_seq=event.seq,
+        lag_ms=data.get("lag_ms", -1),
+        window_ms=data.get("window_ms", 0),
+        is_independent=data.get("independent", False),
     )
+
+
+def _probed(step: Step, event: Event, data: Data) -> Step:
+    asked = step._replace(probed_ms=data["asked_ms"], state=data["state"])
+    match data["answer"]:
+        case "found":
+            return asked._replace(receipt_seq=event.seq)
+        case "absent":
+            return asked._replace(attempts=_all_open(step.attempts, "absent"))
+        case _:
+            return asked._replace(probes=step.probes + 1)
 
 
 def _attempt(event: Event, data: Data) -> Attempt:
@@ -360,5 +401,7 @@ def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[Op
         step.undo_of,
         min([attempt.epoch for attempt in on_wire], default=Epoch(0)),  # wire_epoch
         max([attempt.deadline_ms for attempt in on_wire], default=0),  # wire_until_ms
+        probe_due_ms(step),
+        step.is_independent,
     )
     return (*kept, entry)

@@ -20,7 +20,7 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
-from tidefast.stores import sqlite_file
+from tidefast.stores import sqlite_file, sqlite_workspaces
 from tidefast.stores import sqlite_rows as rows
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -37,9 +37,10 @@ from tidefast.stores.base import (
 from tidefast.stores.sqlite_errors import explain
 from tidefast.stores.sqlite_file import FileLock, Owner
 from tidefast.stores.sqlite_recovery import close_window, open_window, read_window
+from tidefast.stores.sqlite_workspaces import SqliteWorkspaces
 
 
-class SqliteStore:
+class SqliteStore(SqliteWorkspaces):
     """See `Store`. Built by `open` or `open_read_only`; `close` gives the file back."""
 
     def __init__(self, path: Path, lock: FileLock | None, writer: apsw.Connection | None, reader: apsw.Connection):
@@ -178,7 +179,7 @@ class SqliteStore:
         return "" if found == "ok" else found
 
     def run_key_max(self) -> int:
-        return int(self._all(rows.RUN_KEY_MAX)[0][0])
+        return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         row = self._one(rows.HEAD, run_id)
@@ -252,6 +253,9 @@ class SqliteStore:
             found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:
@@ -292,6 +296,8 @@ class SqliteStore:
                 rows.WRITE_EVENTS.run(writer, events)
                 rows.WRITE_STEPS.run(writer, steps)
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                if batch.workspaces or batch.pruned:
+                    sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
                 rows.WRITE_BUDGETS.run(writer, budgets)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
