@@ -37,6 +37,8 @@ from tidefast.protocol.write import ask, receipt_refused
 
 RENDERED = frozenset(("http", "smtp", "model"))  # kinds whose intent holds the rendered request
 
+UNDO_NOTHING = "undo_nothing"  # why an undo is held whose answer says that there was nothing to undo
+
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
     """Let an effect out, or answer what the books already hold."""
@@ -472,12 +474,14 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
     if others and not settles_older:
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
-    if command.outcome == "refused" and tries < contract.retries and not contract.stored_failures:
+    found_nothing = command.reason == UNDO_NOTHING
+    is_final = found_nothing or contract.stored_failures or command.outcome != "refused"
+    if not is_final and tries < contract.retries:
         return _settled(head, step, attempt, "step_refused", command, now, "pending")
     if step.undo_of is not None:
         data = object_json(
             attempt=str(attempt.number),
-            reason='"undo_refused"',
+            reason=f'"{UNDO_NOTHING if found_nothing else "undo_refused"}"',
             receipt=command.receipt_json,
             attempts=str(len(step.attempts)),
         )

@@ -489,13 +489,24 @@ def digest_of_call(data: Mapping[str, JSON]) -> str:
 
 
 def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
-    """Whether a refusal is one that the contract calls definite; true where the log can't tell."""
-    contract = trace.history.contracts.get(step.contract)
+    """Whether a refusal is one that the contract calls definite; true where the log can't tell.
+
+    Of an undo that found nothing the contract is that of the step which it was to undo.
+    """
+    found_nothing = text(moment.data, "reason") == "undo_nothing"
+    target = trace.steps.get(step.undo_of) if found_nothing and step.undo_of is not None else step
+    contract = None if target is None else trace.history.contracts.get(target.contract)
     receipt = moment.data.get("receipt")
     if contract is None or not isinstance(receipt, Mapping) or not number(receipt, "status"):
         return True
     is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
     status, body = number(receipt, "status"), receipt.get("body")
+    if found_nothing:
+        return (
+            contract.undo is not None
+            and contract.undo.nothing is not None
+            and contract.undo.nothing.matches(status, body)
+        )
     return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
 
 

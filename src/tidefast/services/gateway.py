@@ -26,9 +26,11 @@ from tidefast.protocol.contracts import Contract, Request, Require, Undo, render
 from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.machine import UNDO_SUFFIX
 from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
+from tidefast.protocol.step import UNDO_NOTHING
 from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
@@ -224,7 +226,7 @@ class Gateway:
         if is_watched:
             await self.reach("gateway.after_intent", right, step_id, attempt=send.attempt)
         with span("gateway.send", run=right.run_id, step=step_id, epoch=right.epoch, attempt=send.attempt) as traced:
-            outcome = await self._send(right, step_id, send, args_json, request)
+            outcome = self._read_undo(right.run_id, step_id, await self._send(right, step_id, send, args_json, request))
             mark(traced, tool=send.contract.tool, outcome=outcome.kind)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
@@ -235,6 +237,19 @@ class Gateway:
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
+
+    def _read_undo(self, run_id: RunId, step_id: StepId, outcome: Outcome) -> Outcome:
+        """An undo's answer; one that the undone step's contract calls *there was nothing to undo* is for a person."""
+        if not step_id.endswith(UNDO_SUFFIX) or outcome.receipt_json == "null":
+            return outcome
+        target = self._engine.step(run_id, StepId(step_id.removesuffix(UNDO_SUFFIX)))
+        undo = None if target is None or not target.contract else self._engine.contract(target.contract).undo
+        receipt = msgspec.json.decode(outcome.receipt_json)
+        if undo is None or undo.nothing is None or receipt["truncated"] or receipt.get("encoding"):
+            return outcome
+        if not undo.nothing.matches(receipt["status"] or 0, receipt["body"]):
+            return outcome
+        return Outcome("refused", outcome.receipt_json, UNDO_NOTHING)
 
     def _tell(
         self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
