@@ -54,12 +54,15 @@ class Parts:
     authority: Authority
     closer: Closer
     tool_process: Stoppable | None = None
+    notifier: Stoppable | None = None
 
     async def stop(self) -> None:
         """Settle what is in flight, then end each part after those that use it. The store is closed last."""
         await self.closer.stop()
         await self.gateway.drain()
         await self.keeper.stop()
+        if self.notifier is not None:
+            await self.notifier.stop()
         await self.engine.stop()
         await self.http.close()
         await self.models.close()
