@@ -24,6 +24,7 @@ COMMANDS = {
     "held": ("looking:held", "Steps that wait for a person, and the commands that settle them."),
     "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
     "preempt": ("deciding:preempt", "End a run's lease, so that another worker takes it."),
+    "budgets": ("spending:budgets", "What models have cost, what may be spent, and raising a limit."),
     "thaw": ("deciding:thaw", "Let a frozen run go on."),
     "backup": ("recovering:backup", "Copy a store to a file as it is at one moment, while it is served."),
     "restore": ("recovering:restore", "Make a store of a backup: old tokens refused, lost sendings presumed."),

@@ -53,6 +53,10 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
     RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
     RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
+    "/v1/budgets": {
+        "GET": Verb("watch", m.BudgetsQuery, verbs.budgets),
+        "POST": Verb("operator", m.RaiseBudget, verbs.raise_budget),
+    },
     "/v1/held": {"GET": Verb("read", m.Empty, verbs.held)},
     "/healthz": {"GET": Verb("public", m.Empty, verbs.healthz)},
     "/readyz": {"GET": Verb("public", m.Empty, verbs.readyz)},

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
-    BudgetFigures,
     BudgetInfo,
     EventInfo,
     JournalPage,
@@ -20,7 +19,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
-from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
+from tidefast.protocol.budget import Limit, raise_limit
 from tidefast.protocol.commands import (
     Complete,
     CreateRun,
@@ -43,7 +42,7 @@ from tidefast.services.gateway import Gateway
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook
-from tidefast.services.reads import Reads
+from tidefast.services.reads import Reads, budget_info
 from tidefast.services.relay import Relay
 
 JOURNAL_BYTES_MAX = 1_048_576
@@ -213,16 +212,7 @@ class Authority:
         return self._budget(name)
 
     def _budget(self, name: str) -> BudgetInfo:
-        budget = returned(self.engine.budget(name), self.engine.clock.now().ms)
-        reserved = [reservation.amount for reservation in budget.open]
-        return BudgetInfo(
-            name,
-            BudgetFigures(*budget.spent),
-            BudgetFigures(*budget.estimated),
-            BudgetFigures(*map(sum, zip(Amount(), *reserved, strict=True))),
-            BudgetFigures(*self.models.limit_of(name)),
-            budget.note,
-        )
+        return budget_info(self.engine.budget(name), self.models.limit_of(name), self.engine.clock.now().ms)
 
     async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step (see `Gateway.compensate`)."""

@@ -156,6 +156,21 @@ class AfterStepQuery(Message):
     limit: Count = PAGE_DEFAULT
 
 
+class BudgetsQuery(Message):
+    after: Annotated[str, Meta(max_length=200)] = ""
+    limit: Count = PAGE_DEFAULT
+
+
+class RaiseBudget(Message):
+    """The limits that are set; what is left out stays as it was. Money is in millionths of the price table's unit."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    calls: Whole | None = None
+    tokens: Whole | None = None
+    micros: Whole | None = None
+    note: Note = ""
+
+
 class JournalQuery(Message):
     after: Whole = 0
 
