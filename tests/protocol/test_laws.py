@@ -49,6 +49,12 @@ def undone(log: Log) -> Log:
     return log.say("undo_begun", 1, "pay", undo="pay~undo").fenced("pay~undo", tool=REFUND, undo_of="pay")
 
 
+def probed(log: Log, answer: str, state: str = "in_doubt", **data: Any) -> Log:
+    """A provider's word on `pay`, asked for at that moment."""
+    given = {"answer": answer, "state": state, "asked_ms": log.ms, "attempts": 1, "receipt": None}
+    return log.say("probe_answered", 0, "pay", **(given | data))
+
+
 def told(verb: str, epoch: int, seq: int, step: str | None = None, number: int = 0) -> Ack:
     return Ack(verb, Epoch(epoch), seq, None if step is None else StepId(step), number)
 
@@ -170,6 +176,17 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
         "pay",
         5,
         doubted().say("step_resolved", 0, "pay", by="anna", verdict="not_applied", state="pending").history(),
+    ),
+    ("lost_fact", "pay", 5, probed(Log().paid(), "found", "applied").history()),
+    ("lost_fact", "pay", 7, probed(undone(Log().fenced().told("step_applied")), "found", "applied").history()),
+    ("lost_fact", "pay", 5, probed(doubted().later(60_000), "absent", "pending", attempts=2).history()),
+    ("time_allowed", "pay", 5, probed(doubted(), "absent", "pending").history()),
+    ("time_allowed", "pay", 5, probed(doubted().later(60_000), "absent", "pending", asked_ms=99_000).history()),
+    (
+        "time_allowed",
+        "pay",
+        5,
+        probed(Log().fenced(lag_ms=90_000).told("step_doubted").later(60_000), "unclear").history(),
     ),
     ("time_allowed", "pay", 5, doubted().replayed(older_over=True).history()),
     ("time_allowed", None, 3, Log().say("lease_lapsed", 1, expires_at_ms=0).history()),

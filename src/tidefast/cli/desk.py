@@ -20,12 +20,11 @@ from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.services.reads import Reads
 from tidefast.stores.sqlite import SqliteStore
-from tidefast.wire.place import URL_VARIABLE
+from tidefast.wire.place import KEY_VARIABLE, URL_VARIABLE
 
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
 
-KEY_VARIABLE = "TIDEFAST_KEY"
 PAGE = 1_000
 BY = "operator"  # whom the log names for a verb of the file's owner; a server names the bearer of its key
 T = TypeVar("T")

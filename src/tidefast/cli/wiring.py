@@ -82,7 +82,7 @@ async def build_authority(
     engine.start()
     http = HttpSender(clock)
     gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock))
-    keeper = Keeper(engine)
+    keeper = Keeper(engine, prober=gateway.prober)
     if sweeps:
         await keeper.start()
     else:

@@ -12,6 +12,7 @@ from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Right
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
+ProbeWord = Literal["found", "absent", "unclear", "many"]
 OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
 
 
@@ -139,6 +140,23 @@ class MarkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerProbe:
+    """What the provider said when it was asked whether a step in doubt took effect.
+
+    Evidence is dated by when it was asked for: `asked_ms` is when the question was sent, `attempts` how many attempts
+    the step had then.
+    """
+
+    run_id: RunId
+    step_id: StepId
+    answer: ProbeWord
+    asked_ms: int
+    attempts: int
+    receipt_json: str = "null"  # of *found*: what the step's receipt is to be
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveResult:
     """Journal the value of a local step."""
 
@@ -191,6 +209,7 @@ class Resolve:
 Command = (
     Admit
     | Settle
+    | AnswerProbe
     | SaveResult
     | SaveCheckpoint
     | Compensate

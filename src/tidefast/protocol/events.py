@@ -28,6 +28,7 @@ Kind = Literal[
     "step_doubted",
     "step_presumed",
     "step_held",
+    "probe_answered",
     "step_resolved",
     "step_withdrawn",
     "undo_begun",

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tidefast.protocol.doubt import probe_due_ms
 from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
@@ -195,6 +196,8 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
             return held._replace(state="held", reason=data["reason"])
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case _:
@@ -241,6 +244,11 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         None,  # closed_by
         "",  # reason
         0,  # settled_seq
+        data.get("lag_ms", -1),
+        data.get("window_ms", 0),
+        data.get("independent", False),
+        0,  # probes
+        0,  # probed_ms
     )
 
 
@@ -264,12 +272,17 @@ def _local_step(step_id: StepId, event: Event) -> Step:
         closed_by=None,
         reason="",
         settled_seq=event.seq,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
     )
 
 
 def _fenced_again(step: Step, event: Event, data: Data) -> Step:
     attempts = (*step.attempts, _attempt(event, data))
-    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="")
+    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="", probes=0, probed_ms=0)
     if "tool" not in data:
         return step
     return step._replace(
@@ -280,7 +293,21 @@ def _fenced_again(step: Step, event: Event, data: Data) -> Step:
         scope=data["scope"],
         dedups=data["dedups"],
         intent_seq=event.seq,
+        lag_ms=data.get("lag_ms", -1),
+        window_ms=data.get("window_ms", 0),
+        is_independent=data.get("independent", False),
     )
+
+
+def _probed(step: Step, event: Event, data: Data) -> Step:
+    asked = step._replace(probed_ms=data["asked_ms"], state=data["state"])
+    match data["answer"]:
+        case "found":
+            return asked._replace(receipt_seq=event.seq)
+        case "absent":
+            return asked._replace(attempts=_all_open(step.attempts, "absent"))
+        case _:
+            return asked._replace(probes=step.probes + 1)
 
 
 def _attempt(event: Event, data: Data) -> Attempt:
@@ -360,5 +387,7 @@ def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[Op
         step.undo_of,
         min([attempt.epoch for attempt in on_wire], default=Epoch(0)),  # wire_epoch
         max([attempt.deadline_ms for attempt in on_wire], default=0),  # wire_until_ms
+        probe_due_ms(step),
+        step.is_independent,
     )
     return (*kept, entry)

@@ -27,12 +27,15 @@ from tidefast.protocol.trace import (
     Sending,
     Trace,
     Violation,
+    asked_early,
     at,
     carries,
     digest_of_call,
     fold,
+    froze,
     is_listed,
     number,
+    overtaken,
     remembered,
     text,
     unsettled,
@@ -275,7 +278,8 @@ def lost_fact(trace: Trace) -> Iterator[Violation]:
     Judged from each outcome against the step's state before it. A receipt that never reached the log can't be missed
     here; the provider's count (law 1) and what the caller was told (law 17) can miss it.
     """
-    for moment in trace.of(*sorted(OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced"})):
+    kinds = OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced", "probe_answered"}
+    for moment in trace.of(*sorted(kinds)):
         why = "" if moment.step is None else _moves_a_fact(trace, moment, moment.step)
         if why:
             yield at(trace, "lost_fact", moment, why)
@@ -289,10 +293,10 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
         settled_otherwise = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
         contradicts = step.is_mutating and settled_otherwise
         return (
-            "its receipt contradicts the books, but the run went on"
-            if contradicts and not _froze(trace, moment)
-            else ""
+            "its receipt contradicts the books, but the run went on" if contradicts and not froze(trace, moment) else ""
         )
+    if kind == "probe_answered":
+        return overtaken(moment, step)
     if kind == "step_resolved":
         open_to_verdicts = step.state in ("in_doubt", "held") and step.closed_by is None
         if open_to_verdicts or moment.run.frozen == "diverged":
@@ -306,11 +310,6 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
         seq = number(moment.data, "receipt_seq")
         return "" if seq in step.receipts else f"it was joined with the event {seq}, which is no receipt of it"
     return ""
-
-
-def _froze(trace: Trace, moment: Moment) -> bool:
-    after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
-    return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
 
 
 def doubt_as_failure(trace: Trace) -> Iterator[Violation]:
@@ -445,8 +444,8 @@ def time_allowed(trace: Trace) -> Iterator[Violation]:
     """Law 14: the clock only ever refuses, save in the places that the contracts' word covers.
 
     Judged from verdicts that an attempt did not happen while it could still land, from leases ended before their time,
-    from intents that claim older requests were over, and from a clock that went back. That a key's window was judged by
-    both clocks shows at law 1; a wall clock behind its mark does not show.
+    from intents that claim older requests were over, from providers that were asked too early, and from a clock that
+    went back. That a key's window was judged by both clocks shows at law 1; a wall clock behind its mark does not show.
     """
     now_ms = trace.history.now_ms
     for moment in trace.moments:
@@ -465,6 +464,8 @@ def _allowed_by_time(moment: Moment) -> str:
     landing = next((sent for sent in attempts if sent.state in OPEN and sent.deadline_ms > at_ms), None)
     if kind == "step_resolved" and text(moment.data, "verdict") != "applied" and landing is not None:
         return f"a person's verdict was taken while attempt {landing.number} could land until {landing.deadline_ms}"
+    if kind == "probe_answered" and moment.step is not None:
+        return asked_early(moment, moment.step)
     if kind == "step_fenced" and moment.data.get("older_over") is True and landing is not None:
         return f"it claims that older requests were over, but attempt {landing.number} could still land"
     if kind == "lease_lapsed":

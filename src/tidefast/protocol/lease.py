@@ -160,8 +160,8 @@ def not_claimable(head: RunHead, now: Now) -> Decision | None:
             live_epoch=head.epoch,
             until_ms=expiry_ms(head, now),
         )
-    if head.held_steps:
-        return refuse(head, "step_held", "held", steps=list(head.held_steps))
+    if head.holding:
+        return refuse(head, "step_held", "held", steps=list(head.holding))
     if now.ms < head.not_before_ms:
         return refuse(head, "lease_held", "pause", until_ms=head.not_before_ms)
     return None

@@ -16,9 +16,10 @@ same everywhere.
 
 from typing import NamedTuple, assert_never
 
-from tidefast.protocol import checkpoint, compensation, lease, resolve, run, step
+from tidefast.protocol import checkpoint, compensation, lease, probing, resolve, run, step
 from tidefast.protocol.commands import (
     Admit,
+    AnswerProbe,
     Command,
     Compensate,
     Complete,
@@ -57,7 +58,7 @@ def needs(command: Command) -> Needs:
     match command:
         case Admit() | SaveResult():
             return Needs(command.right.run_id, with_target(command.step_id))
-        case Settle() | MarkLost() | Resolve():
+        case Settle() | AnswerProbe() | MarkLost() | Resolve():
             return Needs(command.run_id, with_target(command.step_id))
         case Compensate():
             return Needs(command.right.run_id, (command.undo_step_id, command.step_id))
@@ -88,6 +89,8 @@ def decide(view: View, command: Command, now: Now) -> Decision:
             return step.admit(view, command, now)
         case Settle():
             return step.settle(view, command, now)
+        case AnswerProbe():
+            return probing.answer_probe(view, command, now)
         case SaveResult():
             return step.save_result(view, command, now)
         case SaveCheckpoint():

@@ -91,6 +91,11 @@ class Step(NamedTuple):
     closed_by: StepId | None  # its undo, once begun
     reason: str
     settled_seq: int  # 0 until committed, rejected or compensated
+    lag_ms: int  # how long after its deadline an effect may still show in a probe; -1: the provider can't be asked
+    window_ms: int  # how long after the first sending a replay may be admitted; 0 without a key
+    is_independent: bool  # held, it doesn't hold the run's other steps
+    probes: int  # unclear answers of the provider since the newest attempt
+    probed_ms: int  # when it was asked last; 0 if it wasn't
 
     @property
     def is_mutating(self) -> bool:
@@ -104,6 +109,11 @@ class Step(NamedTuple):
         if self.state == "pending":
             return bool(self.attempts)
         return self.closed_by is not None and self.state != "compensated"
+
+    @property
+    def doubts(self) -> tuple[Attempt, ...]:
+        """The attempts that may still have had an effect."""
+        return tuple(attempt for attempt in self.attempts if attempt.state in NOT_SETTLED)
 
     @property
     def first_sent(self) -> Attempt | None:
@@ -121,6 +131,8 @@ class OpenStep(NamedTuple):
     undo_of: StepId | None
     wire_epoch: Epoch
     wire_until_ms: int  # 0 when no request of it can land any more, or when another landing would change nothing
+    probe_ms: int  # when the provider may be asked (again) whether it happened; 0: never
+    is_independent: bool
 
 
 class RunHead(NamedTuple):
@@ -167,6 +179,16 @@ class RunHead(NamedTuple):
         return tuple(step.step_id for step in self.open if step.state == "held")
 
     @property
+    def holding(self) -> tuple[StepId, ...]:
+        """The held steps that hold the whole run."""
+        return tuple(step.step_id for step in self.open if step.state == "held" and not step.is_independent)
+
+    @property
+    def probe_ms(self) -> int:
+        """When the next probe of any step may be sent; 0: there is none to send."""
+        return min((step.probe_ms for step in self.open if step.probe_ms), default=0)
+
+    @property
     def unsettled(self) -> tuple[StepId, ...]:
         return tuple(step.step_id for step in self.open if step.is_unsettled)
 
@@ -179,7 +201,7 @@ class RunHead(NamedTuple):
             return "frozen"
         if self.is_live:
             return "leased"
-        if self.held_steps:
+        if self.holding:
             return "held"
         return "failing" if self.is_failing else "claimable"
 

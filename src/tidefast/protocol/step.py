@@ -15,7 +15,7 @@ from typing import assert_never
 from tidefast.protocol.canonical import JSON, canonical, text_json
 from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
 from tidefast.protocol.contracts import Contract, contract_digest
-from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
+from tidefast.protocol.doubt import clear_ms, judge, other_doubt, probe_due_ms, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
 from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
@@ -32,7 +32,7 @@ from tidefast.protocol.records import (
     View,
 )
 from tidefast.protocol.recovery import is_presumed, may_be_lost, presumed, presumed_members
-from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.verdicts import Answer, Ask, Decision, Refused, Send, Settled, Wait
 
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
@@ -128,6 +128,11 @@ def first_sending(
         closed_by=None,
         reason="",
         settled_seq=0,
+        lag_ms=-1 if contract.probe is None else contract.probe.lag_ms,
+        window_ms=contract.window_ms,
+        is_independent=contract.independent,
+        probes=0,
+        probed_ms=0,
     )
     known = view._replace(contracts={**view.contracts, step.contract: contract})
     return _ask_in_doubt(known, head, step, command, now, *before, event)._replace(contract=contract)
@@ -239,6 +244,10 @@ def _ask_in_doubt(
         return _hold(head, step, reason, command.right.epoch, now, *before)
     if verb == "give_up":
         return _give_up(head, step, reason, command.right.epoch, now, *before)
+    if verb == "probe":
+        return accept(head, Ask(step.step_id, len(step.attempts), probe_due_ms(step, window_is_over=True)), *before)
+    if verb == "wait":
+        return accept(head, Wait("step_pending", reason, clear_ms(step), step.step_id), *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -316,7 +325,7 @@ def blocked_by(head: RunHead, step_id: StepId, undo_of: StepId | None, now: Now)
     for other in head.open:
         if not other.is_mutating or other.step_id == step_id:
             continue
-        if other.state == "held" and other.step_id != undo_of:
+        if other.state == "held" and other.step_id != undo_of and not other.is_independent:
             return refuse(head, "step_held", "run_held", steps=[other.step_id])
         if _may_land(other, head.epoch, now):
             return accept(head, Wait("step_pending", "older_attempt", other.wire_until_ms, other.step_id))
@@ -350,13 +359,20 @@ def new_intent(
         "undo_of": undo_of,
         "wall_ms": now.wall_ms,
     }
+    independent = lag = window = ""  # only where the contract says so: most don't
+    if contract.independent:
+        known["independent"], independent = True, '"independent":true,'
+    if contract.probe is not None:
+        known["lag_ms"], known["window_ms"] = contract.probe.lag_ms, contract.window_ms
+        lag, window = f'"lag_ms":{contract.probe.lag_ms},', f',"window_ms":{contract.window_ms}'
     request = "null" if command.request is None else command.request.to_json()
     data = (  # in the order of the names, so that this is the canonical text
         f'{{"args":{command.args_json},"attempt":{number},"call_digest":"{command.call_digest}","contract":"{name}",'
         f'"deadline_ms":{command.deadline_ms},"dedups":{"true" if contract.dedups else "false"},'
-        f'"effect":"{contract.effect}","key":"{key}","older_over":true,"owner":{text_json(command.owner)},'
+        f'"effect":"{contract.effect}",{independent}"key":"{key}",{lag}"older_over":true,'
+        f'"owner":{text_json(command.owner)},'
         f'"request":{request},"scope":{text_json(contract.scope)},"tool":{text_json(command.tool)},'
-        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}}}'
+        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}{window}}}'
     )
     event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
     return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event

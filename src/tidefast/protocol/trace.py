@@ -30,8 +30,8 @@ NONE = Epoch(0)
 ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
     "create": frozenset(("run_created",)),
     "grant": frozenset(("lease_granted",)),
-    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected")),
-    "compensate": frozenset(("step_committed", "step_applied", "step_resolved")),
+    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected", "probe_answered")),
+    "compensate": frozenset(("step_committed", "step_applied", "step_resolved", "probe_answered")),
     "settle": frozenset((*OUTCOMES, "step_held", "late_receipt")),
     "result": frozenset(("step_result",)),
     "checkpoint": frozenset(("checkpoint_saved",)),
@@ -113,6 +113,7 @@ class Facts(NamedTuple):
     since_seq: int = 0  # the event that brought it into its state
     settled_seq: int = 0
     was_held: bool = False
+    lag_ms: int = 0
 
     @property
     def is_mutating(self) -> bool:
@@ -331,6 +332,7 @@ def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str
         key=before.key or text(data, "key"),
         contract=text(data, "contract"),
         dedups=data.get("dedups") is True,
+        lag_ms=number(data, "lag_ms"),
         intent_seq=event.seq,
         undo_of=StepId(text(data, "undo_of")) or None,
     )
@@ -360,6 +362,8 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_booked(step, place, outcome), text(data, "state") or "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case "step_withdrawn":
@@ -386,6 +390,15 @@ def _booked(step: Facts, place: int, state: str) -> Facts:
 def _all_open(step: Facts, state: str) -> Facts:
     attempts = tuple(sent._replace(state=state) if sent.state in OPEN else sent for sent in step.attempts)
     return step._replace(attempts=attempts)
+
+
+def _probed(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
+    state, answer = text(data, "state"), text(data, "answer")
+    if answer == "absent":
+        step = _all_open(step, "absent")
+    if answer == "found":
+        step = step._replace(receipts=step.receipts | {event.seq})
+    return step if state == step.state else _moved(step, state, event.seq)
 
 
 def _resolved(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
@@ -443,6 +456,30 @@ def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
     is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
     status, body = number(receipt, "status"), receipt.get("body")
     return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
+
+
+def froze(trace: Trace, moment: Moment) -> bool:
+    after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
+    return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
+
+
+def overtaken(moment: Moment, step: Facts) -> str:
+    """Why a provider's word on a doubt came too late to count; empty if it didn't."""
+    if step.state not in ("in_doubt", "held") or step.closed_by is not None:
+        return f"a provider's word on it was taken though it was {step.state}" + (" and closed" * bool(step.closed_by))
+    asked = number(moment.data, "attempts")
+    if asked != len(step.attempts):
+        return f"a provider was asked about {asked} attempts, but its word was taken about {len(step.attempts)}"
+    return ""
+
+
+def asked_early(moment: Moment, step: Facts) -> str:
+    """Why a provider was asked too early to know; empty if it wasn't."""
+    asked_ms = number(moment.data, "asked_ms")
+    last = max((sent.deadline_ms for sent in step.open_attempts()), default=0) + step.lag_ms
+    if asked_ms <= last:
+        return f"the provider was asked at {asked_ms}, but what it says counts from after {last} on only"
+    return f"its answer came before the question at {asked_ms}" if moment.event.at_ms < asked_ms else ""
 
 
 def unsettled(moment: Moment) -> Iterator[Facts]:

@@ -78,10 +78,19 @@ class Answer:
 class Wait:
     """Not now: ask again when something of the run has moved, or at `until_ms`. Nothing was written."""
 
-    code: Literal["step_in_flight", "step_pending"]
+    code: Literal["step_in_flight", "step_pending", "in_doubt"]
     reason: str
     until_ms: int
     blocking_step: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """In doubt, and the provider can say: ask it, not before `due_ms`, and tell the rules what it answered."""
+
+    step_id: StepId
+    attempts: int
+    due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class Settled:
     is_diverged: bool = False
 
 
-Verdict = Refused | Send | Answer | Wait | Granted | Renewed | Done | Settled
+Verdict = Refused | Send | Answer | Ask | Wait | Granted | Renewed | Done | Settled
 
 
 class Decision(NamedTuple):

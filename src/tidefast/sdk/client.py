@@ -42,7 +42,7 @@ from tidefast.sdk.errors import (
 from tidefast.sdk.http import HttpAuthority, RequestRefused
 from tidefast.sdk.lease import boot_s
 from tidefast.sdk.line import Backoff
-from tidefast.wire.place import URL_DEFAULT, URL_VARIABLE
+from tidefast.wire.place import KEY_VARIABLE, URL_DEFAULT, URL_VARIABLE
 from tidefast.wire.problem import problem
 
 PAGE = 500
@@ -58,8 +58,8 @@ Question = Callable[[], Awaitable[T | Refused]]
 class AsyncClient:
     """One authority, by its URL (or `TIDEFAST_URL`). Safe for many concurrent calls of one event loop.
 
-    `key` says who is asking, where the server wants to know; the operator's verbs always need it. Every verb raises
-    `Error`: see the tree in `tidefast.sdk.errors`.
+    `key` (or `TIDEFAST_KEY`) says who is asking, where the server wants to know; the operator's verbs always need it.
+    Every verb raises `Error`: see the tree in `tidefast.sdk.errors`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AsyncClient:
     ) -> None:
         address = url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
         try:
-            self._authority = HttpAuthority(address, key)
+            self._authority = HttpAuthority(address, key or os.environ.get(KEY_VARIABLE) or None)
         except ValueError as error:
             raise Misuse("the client can't be made", str(error), "name the url that `tidefast serve` prints") from error
         self._patience_s, self._backoff = patience_s, backoff

@@ -27,9 +27,10 @@ from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
 from tidefast.protocol.patterns import RenderError
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
-from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
+from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
+from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
@@ -63,6 +64,7 @@ class Gateway:
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
+        self.prober = Prober(engine, tools, http, python)
         self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
 
     async def apply(
@@ -191,10 +193,19 @@ class Gateway:
                 return self._bodies.step_answer(right.run_id, verdict)
             case Refused(code="step_rejected"):
                 return self._bodies.with_receipt(right.run_id, verdict)
+            case Ask():
+                return await self._ask(right.run_id, verdict)
             case Refused() | Wait():
                 return verdict
             case _:
                 raise TypeError(f"an admission can't be answered with {verdict!r}")
+
+    async def _ask(self, run_id: RunId, ask: Ask) -> Wait:
+        """A holder waits for a doubt that the provider can settle: ask it, or say when it can be asked."""
+        due_ms = ask.due_ms
+        if due_ms <= self._engine.clock.now().ms:
+            due_ms = await self.prober.ask(run_id, ask.step_id)
+        return Wait("in_doubt", "probe", due_ms, ask.step_id)
 
     async def _deliver(
         self, right: Right, step_id: StepId, send: Send, args_json: str | None, request: Request | None

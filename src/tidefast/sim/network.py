@@ -61,8 +61,9 @@ class Instance:
         self.engine = Engine(self._store, self.clock, self.process.name, inline=True)
         self.engine.start()
         sender = VirtualSender(self.clock, self._providers, self._loop)
-        self.authority = Authority(self.engine, Gateway(self.engine, self._tools, sender, None, self._hook))
-        self.keeper = Keeper(self.engine, SWEEP_MS)
+        gateway = Gateway(self.engine, self._tools, sender, None, self._hook)
+        self.authority = Authority(self.engine, gateway)
+        self.keeper = Keeper(self.engine, SWEEP_MS, gateway.prober)
         await self.keeper.start()
         self.is_open = True
 

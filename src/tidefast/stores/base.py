@@ -124,6 +124,9 @@ class Store(Protocol):
         `agents` names the agents and for each its versions; no versions means any. Only ids that begin with `prefix`.
         """
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        """Runs with a step in doubt or held about which a provider may be asked by now, longest due first."""
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given.
 

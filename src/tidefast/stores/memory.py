@@ -161,6 +161,10 @@ class MemoryStore:
         ]
         return found[:limit]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        due = sorted((head.probe_ms, key, head.run_id) for key, head in self._in_order() if 0 < head.probe_ms <= now_ms)
+        return [run_id for _, _, run_id in due[:limit]]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         with self._lock:
             start = 0 if after is None else self._keys.get(after, RUN_KEY_MAX)

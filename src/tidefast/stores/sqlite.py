@@ -247,6 +247,9 @@ class SqliteStore:
             found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:

@@ -72,21 +72,24 @@ class Write:
 WRITE_EVENTS = Write("INSERT INTO events (event_key, at_ms, kind, epoch, step_id, data, digest) VALUES", 7)
 WRITE_RUNS = Write(
     "INSERT INTO runs"
-    " (run_key, run_id, agent, agent_version, state, is_busy, not_before_ms, epoch, version, record) VALUES",
-    10,
+    " (run_key, run_id, agent, agent_version, state, is_busy, not_before_ms, probe_ms, epoch, version, record) VALUES",
+    11,
     "ON CONFLICT (run_key) DO UPDATE SET state = excluded.state, is_busy = excluded.is_busy,"
-    " not_before_ms = excluded.not_before_ms, epoch = excluded.epoch, version = excluded.version,"
-    " record = excluded.record",
+    " not_before_ms = excluded.not_before_ms, probe_ms = excluded.probe_ms, epoch = excluded.epoch,"
+    " version = excluded.version, record = excluded.record",
 )
 WRITE_STEPS = Write(
     "INSERT INTO steps (run_key, step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups,"
-    " attempts, intent_seq, receipt_seq, epoch, undo_of, closed_by, reason, settled_seq) VALUES",
-    19,
+    " attempts, intent_seq, receipt_seq, epoch, undo_of, closed_by, reason, settled_seq, lag_ms, window_ms,"
+    " is_independent, probes, probed_ms) VALUES",
+    24,
     "ON CONFLICT (run_key, step_id) DO UPDATE SET state = excluded.state, tool = excluded.tool,"
     " effect = excluded.effect, call_digest = excluded.call_digest, contract = excluded.contract,"
     " scope = excluded.scope, dedups = excluded.dedups, attempts = excluded.attempts,"
     " intent_seq = excluded.intent_seq, receipt_seq = excluded.receipt_seq, epoch = excluded.epoch,"
-    " closed_by = excluded.closed_by, reason = excluded.reason, settled_seq = excluded.settled_seq",
+    " closed_by = excluded.closed_by, reason = excluded.reason, settled_seq = excluded.settled_seq,"
+    " lag_ms = excluded.lag_ms, window_ms = excluded.window_ms, is_independent = excluded.is_independent,"
+    " probes = excluded.probes, probed_ms = excluded.probed_ms",
 )
 WRITE_CONTRACTS = Write("INSERT INTO contracts (digest, body) VALUES", 2, "ON CONFLICT (digest) DO NOTHING")
 WRITE_BUDGETS = Write(
@@ -112,12 +115,14 @@ EVENTS = (
 )
 STEP = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
-    " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps WHERE run_key = ? AND step_id = ?"
+    " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq, lag_ms, window_ms, is_independent, probes,"
+    " probed_ms FROM steps WHERE run_key = ? AND step_id = ?"
 )
 STEP_IDS = "SELECT step_id FROM steps WHERE run_key = ? LIMIT ?"  # read from the key's index alone
 STEPS = (
     "SELECT step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups, attempts, intent_seq,"
-    " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq FROM steps"
+    " receipt_seq, epoch, undo_of, closed_by, reason, settled_seq, lag_ms, window_ms, is_independent, probes,"
+    " probed_ms FROM steps"
     " WHERE run_key = ? AND step_id > ? ORDER BY step_id LIMIT ?"
 )
 # `settled_seq > 0` repeats the partial index's own condition: without it SQLite may not use the index.
@@ -137,6 +142,7 @@ CLAIMABLE = (
     " AND (? OR agent_version IN (SELECT value FROM json_each(?))) AND substr(run_id, 1, length(?)) = ?"
     " ORDER BY run_key LIMIT ?"
 )
+PROBING = "SELECT run_id FROM runs WHERE probe_ms > 0 AND probe_ms <= ? ORDER BY probe_ms LIMIT ?"
 RUN_KEY = "SELECT run_key FROM runs WHERE run_id = ?"
 RUNS = "SELECT record FROM runs WHERE run_key > ? AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
 RUNS_LEASED = (
@@ -159,6 +165,7 @@ def head_row(key: int, head: RunHead) -> Row:
         head.state,
         is_busy,
         head.not_before_ms,
+        head.probe_ms,
         head.epoch,
         head.version,
         encode(head).decode(),
@@ -174,7 +181,7 @@ def step_of(row: Row) -> Step:
         attempts = _decode_attempts(row[10])
     except msgspec.DecodeError as error:
         raise StoreCorrupt(f"the attempts of step {row[0]} can't be read ({error}). Restore a backup.") from error
-    return Step._make((*row[:9], bool(row[9]), attempts, *row[11:]))
+    return Step._make((*row[:9], bool(row[9]), attempts, *row[11:20], bool(row[20]), *row[21:]))
 
 
 def event_key(run_key: int, seq: int) -> int:
