@@ -53,12 +53,14 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("POST", R + "/lease", {"holder": "w"}, "grant", 200),
     ("POST", "/v1/leases/renew", {"tokens": [TOKEN]}, "renew", 200),
     ("GET", "/v1/held", None, "held", 200),
+    ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
 ]
 OPERATORS: list[tuple[str, str, Any, str]] = [
     ("POST", R + "/preempt", {"note": "n", "expect": {"epoch": 5}}, "preempt"),
     ("POST", R + "/thaw", None, "thaw"),
     ("POST", S + "/resolve", {"verdict": "applied", "note": "n"}, "resolve"),
+    ("POST", "/v1/budgets", {"name": "run/r1", "calls": 5}, "raise_budget"),
 ]
 MAY_REPEAT = {"release", "complete", "fail"}
 
