@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidefast.engine.clock import Clock
+from tidefast.engine.places import Place, Places
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.commands import Command, CreateRun
 from tidefast.protocol.contracts import Contract, contract_digest
+from tidefast.protocol.events import Event
 from tidefast.protocol.evolve import evolve
-from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId
 from tidefast.protocol.lease import fence, unknown_run
 from tidefast.protocol.machine import decide, needs
-from tidefast.protocol.records import Right, RunHead, Step, View
+from tidefast.protocol.records import Guard, Right, RunHead, Step, View
 from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
 from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
@@ -61,6 +63,7 @@ class Gathering:
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
     entries: dict[RunId, RunEntry] = field(default_factory=dict)
+    places: dict[WorkspaceId, tuple[Place, list[Event]]] = field(default_factory=dict)
 
 
 class Engine:
@@ -79,20 +82,25 @@ class Engine:
         self._budgets: dict[str, Budget] = {}  # those with something open, or not durable yet
         self._stored_contracts: set[str] = set()
         self._next_key = store.run_key_max() + 1
+        self.places = Places(store, self._new_key)
         self._gathering: Gathering | None = None
         self._writing = False
         self._inline = inline
         self._flush_s = LONE_FLUSH_S  # how long the last commit took; the first goes to the thread
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
-        self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[RunId | WorkspaceId | None, set[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.on_workspace: Callable[[WorkspaceId, list[Event]], None] = lambda workspace_id, events: (
+            None
+        )  # durable ones
 
     def start(self) -> None:
         """Read the live runs into memory and start the writer."""
         for key, head in self.store.live_heads():
             self._runs[head.run_id] = RunEntry(key, head)
+        self.places.start()
         if not self._inline:
             self._thread = threading.Thread(target=self._write, name="tidefast-writer", daemon=True)
             self._thread.start()
@@ -112,15 +120,15 @@ class Engine:
         `then` is told the verdict before the batch is closed: what it books (`book`) becomes durable with the command.
         """
         try:
-            entry, decision = self._judge(command)
+            gatherings, decision = self._judge(command)
             if then is not None:
                 then(decision.verdict)
         except InvariantViolation as violation:
             self._stop_for(violation)
             raise
-        gathering = None if entry is None else entry.gathering
-        if gathering is not None and decision.must_sync:
-            await self._durable(gathering)
+        if decision.must_sync:
+            for gathering in gatherings:
+                await self._durable(gathering)
         return decision.verdict
 
     def _durable(self, gathering: Gathering) -> asyncio.Future[None]:
@@ -203,8 +211,11 @@ class Engine:
             known = self._contracts[digest] = Contract.from_json(msgspec.json.decode(text))
         return known
 
-    async def wait_for_change(self, run_id: RunId | None, timeout_ms: int) -> None:
-        """Return when something of this run (of any run: None) became durable, or after the time given."""
+    async def wait_for_change(self, run_id: RunId | WorkspaceId | None, timeout_ms: int) -> None:
+        """Return when something of this run or workspace (of any: None) became durable, or after the time given.
+
+        Where a run and a workspace bear one name, either wakes the waiters of both, who look for themselves.
+        """
         waiter = self._loop.create_future()
         waiting = self._waiters.setdefault(run_id, set())
         waiting.add(waiter)
@@ -218,30 +229,50 @@ class Engine:
             if not waiting:
                 self._waiters.pop(run_id, None)
 
-    def _judge(self, command: Command) -> tuple[RunEntry | None, Decision]:
-        """Decide a command and gather what it writes. Runs without a pause, so no other command comes between."""
+    def _judge(self, command: Command) -> tuple[list[Gathering], Decision]:
+        """Decide a command and gather what it writes. Runs without a pause, so no other command comes between.
+
+        Told with the decision: the batches that it rests on.
+        """
         if self.failure is not None:
             raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
         need = needs(command)
-        entry = self._entry(need.run_id)
+        entry = None if need.run_id is None else self._entry(need.run_id)
         if entry is None and isinstance(command, CreateRun):
             entry = RunEntry(self._new_key(), None)
         view = self._view(entry, need.steps, need.open_steps, need.forgotten)
+        shown = () if need.open_steps else view.steps.values()
+        workspace_id = self.places.shown(need.workspace_id, shown)
+        place = None if workspace_id is None else self.places.find(workspace_id)
+        if workspace_id is not None:
+            view = view._replace(workspace=None if place is None else place.head, workspace_id=workspace_id)
         decision = decide(view, command, self.clock.now())
-        if entry is None:
-            return None, decision
-        self._check_guards(entry, decision)
-        if decision.events:
+        self._check_guards(entry, place, decision)
+        if decision.events and entry is not None and need.run_id is not None:
             self._gather(entry, view, decision, need.run_id)
-        elif isinstance(decision.verdict, Renewed) and entry.head is not None:
-            entry.head = entry.head._replace(expires_at_ms=decision.verdict.expires_at_ms)
-        return entry, decision
+        if decision.writes and workspace_id is not None:
+            place = self._gather_place(workspace_id, decision)
+        if isinstance(decision.verdict, Renewed):
+            _renew(place if need.run_id is None else entry, decision.verdict)
+        found = [] if entry is None else [entry.gathering]
+        found += [] if place is None else [place.gathering]
+        return [gathering for gathering in dict.fromkeys(found) if gathering is not None], decision
 
-    def _check_guards(self, entry: RunEntry, decision: Decision) -> None:
-        version = 0 if entry.head is None else entry.head.version
+    def _check_guards(self, entry: RunEntry | None, place: Place | None, decision: Decision) -> None:
+        run = 0 if entry is None or entry.head is None else entry.head.version
+        workspace = 0 if place is None or place.head is None else place.head.version
         for guard in decision.guards:
-            if guard.version != version:
-                raise InvariantViolation(f"run {guard.run_id} moved from version {guard.version} during a decision")
+            if guard.version != (run if isinstance(guard, Guard) else workspace):
+                raise InvariantViolation(f"{guard[0]} moved from version {guard.version} during a decision")
+
+    def _gather_place(self, workspace_id: WorkspaceId, decision: Decision) -> Place:
+        """Put a decision's events of a workspace into the batch."""
+        gathering = self._open_batch()
+        place = self.places.gather(workspace_id, decision.writes, gathering.batch)
+        place.gathering = gathering
+        _, events = gathering.places.setdefault(workspace_id, (place, []))
+        events += decision.writes
+        return place
 
     def _entry(self, run_id: RunId) -> RunEntry | None:
         entry = self._runs.get(run_id)
@@ -358,7 +389,7 @@ class Engine:
         gathering, self._gathering, self._writing = self._gathering, None, True
         now = self.clock.now()
         gathering.batch.mark_ms = max(now.ms, now.wall_ms)  # of both, or a wall clock set back would hide what was said
-        if self._inline or (len(gathering.entries) == 1 and self._flush_s < LONE_FLUSH_S):
+        if self._inline or (len(gathering.entries) <= 1 and self._flush_s < LONE_FLUSH_S):
             self._written(gathering, self._commit(gathering))
         else:
             self._queue.put(gathering)
@@ -392,13 +423,18 @@ class Engine:
             if entry.gathering is gathering:
                 entry.gathering = None
                 self._forget_finished(run_id, entry)
+        for workspace_id, (place, events) in gathering.places.items():
+            if place.gathering is gathering:
+                place.gathering = None
+                self.places.forget_idle(place, workspace_id)
+            self.on_workspace(workspace_id, events)
         for name, budget in gathering.batch.budgets.items():
             if self._budgets.get(name) is budget and not budget.open:
                 del self._budgets[name]
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_result(None)
-        for changed in (*gathering.entries, None) if self._waiters else ():
+        for changed in (*gathering.entries, *gathering.places, None) if self._waiters else ():
             for waiter in self._waiters.get(changed, ()):
                 if not waiter.done():
                     waiter.set_result(None)
@@ -427,3 +463,11 @@ class Engine:
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_exception(StoreUnavailable(f"the commit's outcome is unknown: {failure}"))
+
+
+def _renew(entry: RunEntry | Place | None, renewed: Renewed) -> None:
+    """A renewal moves the head in memory; it is durable with the next event."""
+    if isinstance(entry, Place) and entry.head is not None:
+        entry.head = entry.head._replace(expires_at_ms=renewed.expires_at_ms)
+    if isinstance(entry, RunEntry) and entry.head is not None:
+        entry.head = entry.head._replace(expires_at_ms=renewed.expires_at_ms)

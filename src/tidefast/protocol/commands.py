@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidefast.protocol.contracts import Contract, Request
-from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import Right
+from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
+from tidefast.protocol.records import ReplicaRight, Right
+from tidefast.protocol.workspace import Delta, Disk
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
 ProbeWord = Literal["found", "absent", "unclear", "many"]
@@ -100,6 +101,8 @@ class Admit:
     stored: bool = False
     contract_digest: str = ""  # of `contract`, if the caller has it at hand
     args_problem: str = ""  # why today's contract can't take the arguments; the books' own answer goes before it
+    workspace_id: WorkspaceId | None = None  # of a workspace's tool
+    replica: Epoch | None = None  # the replica epoch that is connected and restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,16 @@ class Compensate:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """What a replica says that a mutating call changed: the write at `log_index`, under its epoch."""
+
+    epoch: Epoch
+    log_index: int
+    delta: Delta
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """What became of one attempt, as its owner saw it. Names the attempt, because receipts may come late."""
 
@@ -129,6 +142,7 @@ class Settle:
     outcome: OutcomeKind
     receipt_json: str  # the answer, or null
     reason: str = ""
+    write: Write | None = None  # of a workspace's mutating call that was applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +220,52 @@ class Resolve:
     expect_attempts: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GrantReplica:
+    """Give a workspace's next epoch to a replica; makes the workspace if there is none.
+
+    `chain_there` is the log's digest at the disk's own index, None if the log doesn't reach it. What is joined never
+    changes, so it needs no guard.
+    """
+
+    workspace_id: WorkspaceId
+    boot_id: str
+    lease_ms: int
+    disk: Disk
+    chain_there: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReplica:
+    """Move the expiry of a replica's lease; never its epoch, and never back to life."""
+
+    right: ReplicaRight
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReplica:
+    """A replica ends in order."""
+
+    right: ReplicaRight
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LapseReplica:
+    """The sweep: make a replica's lease that is past its time a fact."""
+
+    workspace_id: WorkspaceId
+
+
+@dataclass(frozen=True, slots=True)
+class LoseWrite:
+    """The sweep: what is open in a workspace under an epoch that has ended is gone with its disk, or held."""
+
+    workspace_id: WorkspaceId
+    run_id: RunId
+    step_id: StepId
+
+
 Command = (
     Admit
     | Settle
@@ -224,4 +284,9 @@ Command = (
     | Preempt
     | Thaw
     | Resolve
+    | GrantReplica
+    | RenewReplica
+    | ReleaseReplica
+    | LapseReplica
+    | LoseWrite
 )

@@ -14,9 +14,9 @@ from tidefast.protocol.canonical import JSON, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 from tidefast.protocol.patterns import PLACEHOLDER, Pattern, RenderError, fill, member
 
-ToolKind = Literal["http", "python", "smtp", "model"]
+ToolKind = Literal["http", "python", "smtp", "model", "workspace"]
 Tls = Literal["starttls", "tls", "none"]
-Effect = Literal["none", "external", "model"]
+Effect = Literal["none", "external", "model", "workspace"]
 BodyForm = Literal["json", "form"]
 TtlFrom = Literal["first_sent", "completed"]
 
@@ -126,6 +126,7 @@ class Contract(NamedTuple):
     secret: tuple[str, ...] = ()  # dotted paths of arguments that are shown to nobody
     sender: str = ""  # smtp: `from` in a configuration
     tls: Tls = "starttls"  # smtp: how the conversation is kept from others
+    escapes: bool = False  # workspace: effects outside the replica are possible
 
     @property
     def dedups(self) -> bool:
@@ -141,6 +142,8 @@ class Contract(NamedTuple):
     def origin(self) -> str:
         if self.kind in ("python", "model"):
             return f"{self.kind}:{self.tool}"
+        if self.kind == "workspace":
+            return self.url
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 

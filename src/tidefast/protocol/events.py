@@ -41,6 +41,11 @@ Kind = Literal[
     "run_failing",
     "run_completed",
     "run_failed",
+    "replica_lost",
+    "write_fenced",
+    "write_applied",
+    "write_committed",
+    "write_dropped",
 ]
 
 CHAIN_START = "0" * 64  # the digest before a run's first event

@@ -13,6 +13,7 @@ from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
 from tidefast.protocol.records import (
+    HAD_NO_EFFECT,
     NOT_SETTLED,
     Attempt,
     AttemptState,
@@ -52,6 +53,8 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         view.contracts,
         view.forgotten,
         view.recovery,
+        view.workspace,
+        view.workspace_id,
     )
 
 
@@ -213,7 +216,13 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":
-            return _booked(step, data, "applied")
+            return step if data.get("is_gone") else _booked(step, data, "applied")
+        case "replica_lost":
+            absent = tuple(
+                attempt._replace(state="absent") if attempt.state not in HAD_NO_EFFECT else attempt
+                for attempt in step.attempts
+            )
+            return step._replace(state="pending", attempts=absent, receipt_seq=0, reason="replica_lost")
         case _:
             raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
 

@@ -33,6 +33,7 @@ from tidefast.protocol.trace import (
     digest_of_call,
     fold,
     froze,
+    is_gone,
     is_listed,
     number,
     overtaken,
@@ -278,7 +279,7 @@ def lost_fact(trace: Trace) -> Iterator[Violation]:
     Judged from each outcome against the step's state before it. A receipt that never reached the log can't be missed
     here; the provider's count (law 1) and what the caller was told (law 17) can miss it.
     """
-    kinds = OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced", "probe_answered"}
+    kinds = OUTCOMES | {"late_receipt", "step_held", "step_resolved", "step_fenced", "probe_answered", "replica_lost"}
     for moment in trace.of(*sorted(kinds)):
         why = "" if moment.step is None else _moves_a_fact(trace, moment, moment.step)
         if why:
@@ -289,12 +290,12 @@ def _moves_a_fact(trace: Trace, moment: Moment, step: Facts) -> str:
     kind, sent = moment.event.kind, step.attempt(number(moment.data, "attempt"))
     if kind == "step_fenced":
         return "it was called again though its receipt was there to be joined" if step.state == "applied" else ""
+    if is_gone(moment):
+        return "" if step.effect == "workspace" else "its effect was taken for gone, but it is no file of a workspace"
     if kind == "late_receipt":
         settled_otherwise = step.state in ("rejected", "compensated") or (sent is not None and sent.state in HARMLESS)
-        contradicts = step.is_mutating and settled_otherwise
-        return (
-            "its receipt contradicts the books, but the run went on" if contradicts and not froze(trace, moment) else ""
-        )
+        went_on = step.is_mutating and settled_otherwise and not froze(trace, moment)
+        return "its receipt contradicts the books, but the run went on" if went_on else ""
     if kind == "probe_answered":
         return overtaken(moment, step)
     if kind == "step_resolved":

@@ -16,7 +16,7 @@ same everywhere.
 
 from typing import NamedTuple, assert_never
 
-from tidefast.protocol import checkpoint, compensation, lease, probing, resolve, run, step
+from tidefast.protocol import checkpoint, compensation, join, lease, probing, replica, resolve, run, step, write
 from tidefast.protocol.commands import (
     Admit,
     AnswerProbe,
@@ -26,37 +26,49 @@ from tidefast.protocol.commands import (
     CreateRun,
     Fail,
     Grant,
+    GrantReplica,
     Lapse,
+    LapseReplica,
+    LoseWrite,
     MarkLost,
     Preempt,
     Release,
+    ReleaseReplica,
     Renew,
+    RenewReplica,
     Resolve,
     SaveCheckpoint,
     SaveResult,
     Settle,
     Thaw,
 )
-from tidefast.protocol.ids import RunId, StepId, asked_by
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId, asked_by
 from tidefast.protocol.records import Now, View
 from tidefast.protocol.verdicts import Decision
 
 UNDO_SUFFIX = "~undo"
+OfWorkspace = LoseWrite | GrantReplica | RenewReplica | ReleaseReplica | LapseReplica
 
 
 class Needs(NamedTuple):
-    """Which rows a rule must see. The head of the run is always among them."""
+    """Which rows a rule must see: the run's head (unless the command is about a workspace alone), and more.
 
-    run_id: RunId
+    Where one of `steps` writes to a workspace, its head is among them.
+    """
+
+    run_id: RunId | None
     steps: tuple[StepId, ...] = ()
     open_steps: bool = False  # every step that the head lists as open
     forgotten: bool = False  # mutating steps settled since the newest checkpoint that the live epoch didn't ask for
+    workspace_id: WorkspaceId | None = None
 
 
 def needs(command: Command) -> Needs:
     """The rows that `decide` must be shown for this command, known from the command alone."""
     match command:
-        case Admit() | SaveResult():
+        case Admit():
+            return Needs(command.right.run_id, with_target(command.step_id), workspace_id=command.workspace_id)
+        case SaveResult():
             return Needs(command.right.run_id, with_target(command.step_id))
         case Settle() | AnswerProbe() | MarkLost() | Resolve():
             return Needs(command.run_id, with_target(command.step_id))
@@ -70,6 +82,12 @@ def needs(command: Command) -> Needs:
             return Needs(command.right.run_id, open_steps=True)
         case CreateRun() | Grant() | Lapse() | Preempt() | Thaw():
             return Needs(command.run_id)
+        case GrantReplica() | LapseReplica():
+            return Needs(None, workspace_id=command.workspace_id)
+        case RenewReplica() | ReleaseReplica():
+            return Needs(None, workspace_id=command.right.workspace_id)
+        case LoseWrite():
+            return Needs(command.run_id, (command.step_id,), workspace_id=command.workspace_id)
         case _:
             assert_never(command)
 
@@ -84,6 +102,11 @@ def with_target(step_id: StepId) -> tuple[StepId, ...]:
 
 def decide(view: View, command: Command, now: Now) -> Decision:
     """Judge a command against what it needed to see. Never raises for a bad command."""
+    decision = _decide(view, command, now)
+    return decision if view.workspace_id is None else join.beside(view, command, decision, now)
+
+
+def _decide(view: View, command: Command, now: Now) -> Decision:
     match command:
         case Admit():
             return step.admit(view, command, now)
@@ -111,7 +134,9 @@ def decide(view: View, command: Command, now: Now) -> Decision:
             return _decide_rare(view, command, now)
 
 
-def _decide_rare(view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw | Resolve, now: Now) -> Decision:
+def _decide_rare(
+    view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw | Resolve | OfWorkspace, now: Now
+) -> Decision:
     match command:
         case Fail():
             return run.fail(view, command, now)
@@ -125,5 +150,15 @@ def _decide_rare(view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw |
             return lease.thaw(view, command, now)
         case Resolve():
             return resolve.resolve(view, command, now)
+        case LoseWrite():
+            return write.lose_write(view, command, now)
+        case GrantReplica():
+            return replica.grant_replica(view, command, now)
+        case RenewReplica():
+            return replica.renew_replica(view, command, now)
+        case ReleaseReplica():
+            return replica.release_replica(view, command, now)
+        case LapseReplica():
+            return replica.lapse_replica(view, command, now)
         case _:
             assert_never(command)

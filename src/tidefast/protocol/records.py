@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from tidefast.protocol.contracts import Contract
-from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.events import CHAIN_START
+from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
 
 StepState = Literal["pending", "fenced", "in_doubt", "held", "applied", "committed", "rejected", "compensated"]
 StepKind = Literal["tool", "undo", "local"]
@@ -18,6 +19,7 @@ AttemptState = Literal["out", "doubted", "lost", "applied", "unsent", "refused",
 RunState = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
 RunEnd = Literal["", "completed", "failed"]
 LeaseEnd = Literal["", "released", "lapsed", "preempted", "completed", "failed"]
+ReplicaEnd = Literal["", "released", "lapsed", "replaced"]
 
 MUTATING = frozenset(("external", "workspace"))
 NOT_SETTLED = frozenset(("out", "doubted", "lost"))
@@ -206,6 +208,48 @@ class RunHead(NamedTuple):
         return "failing" if self.is_failing else "claimable"
 
 
+class ReplicaRight(NamedTuple):
+    """What a replica's token proves: this process was granted this epoch of this workspace."""
+
+    workspace_id: WorkspaceId
+    epoch: Epoch
+    boot_id: str
+
+
+class OpenWrite(NamedTuple):
+    """The one mutating step that a workspace has open: fenced, in doubt, held, or applied and not joined."""
+
+    run_id: RunId
+    step_id: StepId
+    attempt: int
+    epoch: Epoch  # of the replica that was asked
+    write_seq: int = 0  # the workspace's event that holds the delta of a receipt that is not joined
+    chain: str = ""  # the chain's digest after that delta
+
+
+class WorkspaceHead(NamedTuple):
+    """The one row of a workspace that decisions read. `version` rises with each event; renewals move only the expiry.
+
+    `seq` and `digest` are of the workspace's events; `log_index` and `chain` of its joined writes.
+    """
+
+    workspace_id: WorkspaceId
+    created_ms: int = 0
+    version: int = 0
+    seq: int = 0
+    digest: str = CHAIN_START
+    epoch: Epoch = Epoch(0)  # the newest epoch ever granted
+    is_live: bool = False  # no event has ended that epoch
+    boot_id: str = ""
+    lease_ms: int = 0
+    expires_at_ms: int = 0
+    lease_end: ReplicaEnd = ""  # what ended the newest epoch, empty while live
+    lease_ended_ms: int = 0
+    log_index: int = 0
+    chain: str = CHAIN_START
+    open: OpenWrite | None = None
+
+
 class View(NamedTuple):
     """What a rule may see: the rows that `needs` asked for, and nothing to fetch more with."""
 
@@ -217,6 +261,8 @@ class View(NamedTuple):
     contracts: Mapping[str, Contract] = {}  # by digest: the contracts stored with those steps' intents
     forgotten: tuple[StepId, ...] = ()
     recovery: Recovery | None = None  # of the store, while its window is open
+    workspace: WorkspaceHead | None = None
+    workspace_id: WorkspaceId | None = None  # of the workspace that was looked for, whether or not there is one
 
 
 class Guard(NamedTuple):
@@ -224,3 +270,10 @@ class Guard(NamedTuple):
 
     run_id: RunId
     version: int  # 0: there was no such run
+
+
+class WorkspaceGuard(NamedTuple):
+    """The same for a workspace's head."""
+
+    workspace_id: WorkspaceId
+    version: int  # 0: there was no such workspace

@@ -33,6 +33,9 @@ from tidefast.protocol.records import (
 )
 from tidefast.protocol.recovery import is_presumed, may_be_lost, presumed, presumed_members
 from tidefast.protocol.verdicts import Answer, Ask, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.write import ask, receipt_refused
+
+RENDERED = frozenset(("http", "smtp", "model"))  # kinds whose intent holds the rendered request
 
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
@@ -170,7 +173,7 @@ def unfit(command: Admit | Compensate, contract: Contract) -> str:
     """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
     if isinstance(command, Admit) and command.args_problem:
         return command.args_problem
-    return "no request was rendered" if contract.kind != "python" and command.request is None else ""
+    return "no request was rendered" if contract.kind in RENDERED and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
@@ -182,6 +185,8 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
             return accept(head, answer(step))
         case _ if head.frozen:
             return refuse(head, "run_frozen", head.frozen)
+        case "applied" | "fenced" | "in_doubt" if step.effect == "workspace" and (told := ask(view, head, step, now)):
+            return told
         case "applied":
             return join(head, step, command.right.epoch, now)
         case "rejected":
@@ -431,6 +436,10 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
     data = object_json(attempt=str(attempt.number), receipt=command.receipt_json)
     if attempt.state == "applied":
         return accept(head, _standing(step))
+    if step.effect == "workspace":
+        refused = receipt_refused(view, head, step, attempt, command, now)
+        if refused is not None:
+            return refused
     if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:

@@ -258,6 +258,13 @@ def text(data: Mapping[str, JSON], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_gone(moment: Moment) -> bool:
+    """Whether an event tells of a disk that is gone, or of what may have escaped from it."""
+    kind, data = moment.event.kind, moment.data
+    is_late = kind == "late_receipt" and data.get("is_gone") is True
+    return kind == "replica_lost" or is_late or (kind == "step_held" and text(data, "reason") == "escaped")
+
+
 def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFacts:
     run = run._replace(last_ms=max(run.last_ms, event.at_ms))
     if event.kind in PROGRESS:
@@ -373,7 +380,9 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
         case "step_compensated":
             return _moved(step, "compensated", event.seq)
         case "late_receipt":
-            return _booked(step, place, "applied")
+            return step if data.get("is_gone") is True else _booked(step, place, "applied")
+        case "replica_lost":
+            return _moved(_all_but_harmless(step, "absent"), "pending", event.seq)._replace(receipts=frozenset())
         case _:
             return step
 
@@ -384,6 +393,12 @@ def _moved(step: Facts, state: str, seq: int) -> Facts:
 
 def _booked(step: Facts, place: int, state: str) -> Facts:
     attempts = tuple(sent._replace(state=state) if sent.number == place else sent for sent in step.attempts)
+    return step._replace(attempts=attempts)
+
+
+def _all_but_harmless(step: Facts, state: str) -> Facts:
+    """Each attempt that had or may have had its effect: it is gone with the disk that it was made on."""
+    attempts = tuple(sent if sent.state in HARMLESS else sent._replace(state=state) for sent in step.attempts)
     return step._replace(attempts=attempts)
 
 

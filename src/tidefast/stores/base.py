@@ -13,7 +13,8 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import Recovery, RunHead, Step
+from tidefast.protocol.records import Recovery, RunHead, Step, WorkspaceHead
+from tidefast.stores.workspaces import StoredWrite, WorkspaceTables
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
 JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
@@ -51,7 +52,7 @@ class Identity(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    run_key: int
+    run_key: int  # or a workspace's key
     event: Event
     digest: str
 
@@ -66,6 +67,9 @@ class Batch:
     contracts: dict[str, str] = field(default_factory=dict)
     budgets: dict[str, Budget] = field(default_factory=dict)
     mark_ms: int = 0
+    workspaces: dict[int, WorkspaceHead] = field(default_factory=dict)
+    writes: list[StoredWrite] = field(default_factory=list)
+    pruned: dict[int, int] = field(default_factory=dict)  # by workspace: the oldest log index that stays whole
 
 
 def utf8_length(text: str) -> int:
@@ -73,13 +77,13 @@ def utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-class Store(Protocol):
+class Store(WorkspaceTables, Protocol):
     """Blocking. Reads may be called from the engine's thread, `commit` from one writer thread at a time."""
 
     def identity(self) -> Identity: ...
 
     def run_key_max(self) -> int:
-        """The highest run key in use; the engine numbers new runs from here."""
+        """The highest key in use by a run or a workspace; the engine numbers new ones from here."""
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None: ...
 

@@ -4,7 +4,6 @@ Nothing here survives the process, but an engine may: a second engine built over
 one committed, as after a restart. Records are immutable, so they are handed out as they are.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidefast.protocol.answers import JournalEntry
@@ -23,14 +22,16 @@ from tidefast.stores.base import (
     StoreUnavailable,
     utf8_length,
 )
+from tidefast.stores.memory_workspaces import MemoryWorkspaces
 
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
-class MemoryStore:
+class MemoryStore(MemoryWorkspaces):
     """See `Store`. A failed commit leaves it as it was and, as with a file, closes it to further ones."""
 
     def __init__(self, namespace: bytes = bytes(16), incarnation: int = 0) -> None:
+        super().__init__()
         self._identity = Identity(namespace, incarnation, 0)
         self._keys: dict[RunId, int] = {}
         self._heads: dict[int, RunHead] = {}
@@ -39,7 +40,6 @@ class MemoryStore:
         self._contracts: dict[str, str] = {}
         self._budgets: dict[str, Budget] = {}
         self._failed = False
-        self._lock = threading.Lock()  # the engine reads on one thread while its writer commits on another
 
     def restored(self, restored_ms: int) -> "MemoryStore":
         """A store made of this one's content as of a backup: the next incarnation, its window open."""
@@ -62,7 +62,7 @@ class MemoryStore:
 
     def run_key_max(self) -> int:
         with self._lock:
-            return max(self._heads, default=0)
+            return max((*self._heads, *self._places), default=0)
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         with self._lock:
@@ -180,7 +180,7 @@ class MemoryStore:
         with self._lock:
             if self._failed:
                 raise StoreUnavailable("this store takes no further batch after a failed commit")
-            fault = self._fault(batch)
+            fault = self._fault(batch) or self._fault_of_workspaces(batch.workspaces, batch.writes)
             if fault:
                 self._failed = True
                 raise StoreCorrupt(f"committing: the write contradicts what the store holds ({fault})")
@@ -194,6 +194,7 @@ class MemoryStore:
                 self._steps.setdefault(key, {})[step_id] = step
             for digest, body in batch.contracts.items():
                 self._contracts.setdefault(digest, body)
+            self._take_workspaces(batch.workspaces, batch.writes, batch.pruned)
             self._budgets.update(batch.budgets)
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)

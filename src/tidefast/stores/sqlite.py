@@ -20,7 +20,7 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
-from tidefast.stores import sqlite_file
+from tidefast.stores import sqlite_file, sqlite_workspaces
 from tidefast.stores import sqlite_rows as rows
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -37,9 +37,10 @@ from tidefast.stores.base import (
 from tidefast.stores.sqlite_errors import explain
 from tidefast.stores.sqlite_file import FileLock, Owner
 from tidefast.stores.sqlite_recovery import close_window, open_window, read_window
+from tidefast.stores.sqlite_workspaces import SqliteWorkspaces
 
 
-class SqliteStore:
+class SqliteStore(SqliteWorkspaces):
     """See `Store`. Built by `open` or `open_read_only`; `close` gives the file back."""
 
     def __init__(self, path: Path, lock: FileLock | None, writer: apsw.Connection | None, reader: apsw.Connection):
@@ -173,7 +174,7 @@ class SqliteStore:
         return self._identity
 
     def run_key_max(self) -> int:
-        return int(self._all(rows.RUN_KEY_MAX)[0][0])
+        return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         row = self._one(rows.HEAD, run_id)
@@ -290,6 +291,8 @@ class SqliteStore:
                 rows.WRITE_EVENTS.run(writer, events)
                 rows.WRITE_STEPS.run(writer, steps)
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                if batch.workspaces or batch.pruned:
+                    sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
                 rows.WRITE_BUDGETS.run(writer, budgets)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))

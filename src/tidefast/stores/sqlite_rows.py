@@ -14,7 +14,7 @@ import msgspec
 
 from tidefast.protocol.budget import Amount, Budget, Limit, Reservation
 from tidefast.protocol.events import Event
-from tidefast.protocol.records import Attempt, OpenStep, RunHead, Step
+from tidefast.protocol.records import Attempt, OpenStep, OpenWrite, RunHead, Step, WorkspaceHead
 from tidefast.stores.base import StoreCorrupt, StoredEvent
 
 SEQ_BITS = 32
@@ -28,7 +28,7 @@ _decode_head = msgspec.json.Decoder(RunHead).decode
 _decode_budget = msgspec.json.Decoder(Budget).decode
 _decode_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
-SHAPED = (RunHead, OpenStep, Attempt, Step, Budget, Reservation, Amount, Limit)
+SHAPED = (RunHead, OpenStep, Attempt, Step, Budget, Reservation, Amount, Limit, WorkspaceHead, OpenWrite)
 # What the stored arrays mean, place by place. A file keeps it, so that a field that was added or moved without a
 # migration is refused when the file is opened, instead of being read as another field.
 SHAPE = json.dumps({record.__name__: record._fields for record in SHAPED})

@@ -142,6 +142,14 @@ ROWS: dict[str, Row] = {
         _NOTHING,
         "Look again and decide anew.",
     ),
+    "no_replica": Row(
+        503,
+        "The workspace has no replica",
+        "No replica of workspace {workspace} is ready for writes ({reason}).",
+        _NOTHING,
+        "Start a replica of it in a sandbox; then ask again.",
+        1_000,
+    ),
     "not_found": Row(404, "Not found", "There is no such thing here.", _NOTHING, "Check the name."),
     "invalid": Row(422, "The request can't be taken", "The request is not valid.", _NOTHING, "Correct it and send it."),
     "lease_required": Row(
@@ -213,6 +221,12 @@ REASONS: dict[tuple[str, str], Words] = {
     ("step_rejected", "unanswered"): Words(
         "The model was asked {attempts} times for step {step} and no whole answer came; each time counts as billed."
     ),
+    ("step_pending", "replica"): Words("Workspace {workspace} is busy with step {step} of run {run}."),
+    ("step_held", "escaped"): Words(
+        "The replica of {steps} was lost, and effects outside its workspace may have happened."
+    ),
+    ("invalid", "receipt_invalid"): Words("The receipt of step {step} can't be joined: {problem}."),
+    ("not_found", "workspace_unknown"): Words("There is no workspace {workspace}.", "Its first replica makes it."),
     ("already_decided", "nothing_to_compensate"): Words(
         "Step {step} has no effect that could be undone; it is {state}.", "Compensate applied or committed steps only."
     ),
