@@ -55,6 +55,7 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/v1/held", None, "held", 200),
     ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
+    ("GET", "/metrics", None, "troubles", 200),
 ]
 OPERATORS: list[tuple[str, str, Any, str]] = [
     ("POST", R + "/preempt", {"note": "n", "expect": {"epoch": 5}}, "preempt"),
@@ -67,7 +68,7 @@ MAY_REPEAT = {"release", "complete", "fail"}
 
 def test_the_tables_name_every_address() -> None:
     count = sum(len(table) for table in VERBS.values())
-    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 1  # and healthz
+    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 2  # and healthz and openapi.json
 
 
 @pytest.mark.parametrize(("method", "path", "body", "verb"), LEASED)

@@ -92,6 +92,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.on_commit: Callable[[Batch, float], None] = lambda batch, seconds: None
         self.on_workspace: Callable[[WorkspaceId, list[Event]], None] = lambda workspace_id, events: (
             None
         )  # durable ones
@@ -419,6 +420,7 @@ class Engine:
         if failure is not None:
             self._fail(gathering, failure)
             return
+        self.on_commit(gathering.batch, self._flush_s)
         for run_id, entry in gathering.entries.items():
             if entry.gathering is gathering:
                 entry.gathering = None

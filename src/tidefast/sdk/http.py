@@ -221,7 +221,15 @@ class HttpAuthority:
         return await self._ask("GET", _path(run_id, "steps", step_id), StepInfo)
 
     async def held(self) -> Sequence[StepInfo]:
-        return _must(_read_all(await self._call("GET", "/v1/held"), "steps", StepInfo))
+        """All held steps, page by page."""
+        found: list[StepInfo] = []
+        while True:
+            after = f"&after={found[-1].run_id}/{found[-1].step_id}" if found else ""
+            body = await self._call("GET", f"/v1/held?limit={m.PAGE_MAX}{after}")
+            page = _must(_read_all(body, "steps", StepInfo))
+            found += page
+            if len(page) < m.PAGE_MAX:
+                return found
 
     async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
         """Raises `RequestRefused` for a page that can't be asked for."""

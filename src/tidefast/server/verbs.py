@@ -4,6 +4,7 @@ By the time a function here runs, every check of `routes.py` has passed: the mes
 was live a moment ago. Whether it still is, the rules decide in the transaction that writes.
 """
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.server.access import ANYONE, Caller
 from tidefast.server.bodies import Info, without_bodies
 from tidefast.server.credentials import Signer
+from tidefast.server.meters import MEDIA_TYPE as METRICS_TYPE
+from tidefast.server.meters import Meters
 from tidefast.wire import messages as m
 from tidefast.wire.answers import spell, spell_all
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
@@ -31,11 +34,14 @@ class Call:
 
     authority: "Authority"
     signer: Signer
+    meters: Meters
+    stopping: asyncio.Event
     run: str = ""
     step: str = ""
     caller: Caller = ANYONE
     right: Right | None = None
     message: Any = None
+    has_waited: bool = False
 
     @property
     def holds(self) -> Right:
@@ -46,10 +52,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer: what is said, and with which status."""
+    """An answer: what is said, and with which status. Bytes are a text of the media type named."""
 
-    body: dict[str, Any]
+    body: dict[str, Any] | bytes
     status: int = 200
+    media_type: str = "application/json"
 
 
 Outcome = Told | Problem
@@ -238,7 +245,13 @@ async def step(call: Call) -> Outcome:
 
 
 async def held(call: Call) -> Outcome:
-    return _shown_all(call, "steps", await call.authority.held(call.caller.runs))
+    """Steps that wait for a person, in order of runs and steps."""
+    asked: m.HeldQuery = call.message
+    run_id, _, step_id = (asked.after or "").partition("/")
+    if run_id and not call.caller.sees(run_id):
+        return Told({"steps": []})
+    after = (run_id, step_id) if asked.after else None
+    return _shown_all(call, "steps", await call.authority.held(call.caller.runs, after, asked.limit))
 
 
 async def budgets(call: Call) -> Outcome:
@@ -258,6 +271,20 @@ async def healthz(call: Call) -> Outcome:
 
 
 async def readyz(call: Call) -> Outcome:
-    """The store answers."""
+    """The store answers, and the server isn't stopping."""
+    if call.stopping.is_set():
+        return problem("store_unavailable", "stopping")
     await call.authority.runs(None, 1, None)
     return Told({"status": "ready"})
+
+
+async def metrics(call: Call) -> Outcome:
+    """What the server counts, for Prometheus."""
+    return Told(call.meters.text(await call.authority.troubles()), media_type=METRICS_TYPE)
+
+
+async def openapi(call: Call) -> Outcome:
+    """This description."""
+    from tidefast.server.openapi import document  # only now: it reads the table that names this function
+
+    return Told(document())

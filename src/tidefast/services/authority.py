@@ -42,7 +42,7 @@ from tidefast.services.gateway import Gateway
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook
-from tidefast.services.reads import Reads, budget_info
+from tidefast.services.reads import LIMIT_MAX, Reads, Troubles, budget_info
 from tidefast.services.relay import Relay
 
 JOURNAL_BYTES_MAX = 1_048_576
@@ -286,8 +286,20 @@ class Authority:
     async def step(self, run_id: str, step_id: str) -> StepInfo | Refused:
         return await self.reads.step(RunId(run_id), StepId(step_id))
 
-    async def held(self, prefix: str = "") -> Sequence[StepInfo]:
-        return await self.reads.held(prefix)
+    async def held(
+        self, prefix: str = "", after: tuple[str, str] | None = None, limit: int = LIMIT_MAX
+    ) -> Sequence[StepInfo]:
+        return await self.reads.held(prefix, after, limit)
+
+    async def has_ended(self, run_id: str) -> bool:
+        return await self.reads.has_ended(RunId(run_id))
+
+    async def troubles(self) -> Troubles:
+        return await self.reads.troubles()
+
+    async def changed(self, run_id: str, timeout_ms: int) -> None:
+        """Return when something of this run became durable, or after the time given."""
+        await self.engine.wait_for_change(RunId(run_id), timeout_ms)
 
 
 def _is_of(head: RunHead, holder: str, request_id: str) -> bool:

@@ -32,6 +32,7 @@ from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
+from tidefast.services.tracing import mark, span
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
 DRAIN_S = 60.0  # how long a stopping gateway waits for providers
@@ -214,7 +215,9 @@ class Gateway:
         is_watched = self._hook is not None
         if is_watched:
             await self.reach("gateway.after_intent", right, step_id, attempt=send.attempt)
-        outcome = await self._send(right, step_id, send, args_json, request)
+        with span("gateway.send", run=right.run_id, step=step_id, epoch=right.epoch, attempt=send.attempt) as traced:
+            outcome = await self._send(right, step_id, send, args_json, request)
+            mark(traced, tool=send.contract.tool, outcome=outcome.kind)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)

@@ -225,7 +225,7 @@ def _plain(record: object) -> dict[str, Any]:
 
 def read(body: bytes, kind: type[T]) -> T:
     """The record of this kind in an answer."""
-    return _record(msgspec.json.decode(body, type=_SHAPES[kind]), kind)
+    return _record(msgspec.json.decode(body, type=SHAPES[kind]), kind)
 
 
 def read_all(body: bytes, name: str, kind: type[T]) -> list[T]:
@@ -257,7 +257,7 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
-_SHAPES: dict[type, type[Struct]] = {
+SHAPES: dict[type, type[Struct]] = {
     StepAnswer: _StepAnswer,
     JournalEntry: _JournalEntry,
     JournalPage: _JournalPage,

@@ -32,6 +32,7 @@ WORD_LENGTH_MAX = 128  # of what people name freely: versions, holders, request 
 
 Id = Annotated[str, Meta(extra={"form": "id"})]
 NamedId = Annotated[str, Meta(extra={"form": "named_id"})]  # may be derived: named, not minted
+StepPath = Annotated[str, Meta(extra={"form": "step_path"})]  # RUN/STEP
 Word = Annotated[str, Meta(extra={"form": "word"})]
 Note = Annotated[str, Meta(max_length=NOTE_LENGTH_MAX)]
 AnyJson = Annotated[str, Meta(extra={"form": "json"})]  # any JSON value, held as canonical text
@@ -169,6 +170,11 @@ class RaiseBudget(Message):
     tokens: Whole | None = None
     micros: Whole | None = None
     note: Note = ""
+
+
+class HeldQuery(Message):
+    after: StepPath | None = None
+    limit: Count = PAGE_DEFAULT
 
 
 class JournalQuery(Message):
@@ -395,6 +401,14 @@ def _word(value: JSON, where: str) -> object:
     return value
 
 
+def _step_path(value: JSON, where: str) -> object:
+    text = _string(value, where)
+    names = text.split("/")
+    if len(names) != 2 or not all(is_id(name) or is_derived_id(name) for name in names):
+        raise BadInput("id_invalid", f"`{where}` must be RUN/STEP", field=where)
+    return text
+
+
 def _object(value: JSON, where: str) -> object:
     if not isinstance(value, dict):
         raise _wrong(where, "object", value)
@@ -404,6 +418,7 @@ def _object(value: JSON, where: str) -> object:
 _FORMS: dict[str, Check] = {
     "id": _id,
     "named_id": _named_id,
+    "step_path": _step_path,
     "word": _word,
     "json": canonical_text,
     "object": _object,

@@ -290,6 +290,10 @@ REASONS: dict[tuple[str, str], Words] = {
     ("forbidden", "run_name"): Words(
         "The ids of this key's runs begin with {prefix}.", "Name the run so, or leave its name out."
     ),
+    ("overloaded", "waits"): Words("This caller waits in too many places already."),
+    ("overloaded", "bodies"): Words("Too many bodies are being read at once."),
+    ("overloaded", "loop"): Words("The authority is behind with what it has taken on."),
+    ("overloaded", "connections"): Words("Too many connections are open."),
     ("unauthenticated", "key_unknown"): Words("This server doesn't know the key."),
     ("bad_token", "other_run"): Words("The token is for another run than the address names."),
     ("store_unavailable", "stopping"): Words(
