@@ -300,8 +300,8 @@ class HttpAuthority:
         if 200 <= status < 300:
             return body, told_headers
         told = from_json(status, body)
-        is_not_now = told is not None and status in NOT_NOW_STATUS and told.code not in answered
-        if told is None or told.code in UNREADABLE or is_not_now:
+        is_no_answer = told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS
+        if told is None or (is_no_answer and told.code not in answered):
             raise AuthorityUnavailable(f"{self._base}: status {status}: {told.detail if told else 'no answer of ours'}")
         return to_refused(told)
 

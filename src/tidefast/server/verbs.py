@@ -42,6 +42,7 @@ class Call:
     right: Right | None = None
     message: Any = None
     has_waited: bool = False
+    wait: str = ""  # the header of that name, where an address reads it
 
     @property
     def holds(self) -> Right:
@@ -57,6 +58,7 @@ class Told:
     body: dict[str, Any] | bytes
     status: int = 200
     media_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Outcome = Told | Problem

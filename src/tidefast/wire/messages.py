@@ -157,6 +157,12 @@ class AfterStepQuery(Message):
     limit: Count = PAGE_DEFAULT
 
 
+class Chat(Message):
+    """A request in the chat completions protocol: looked at for being one JSON object, and passed on as it is."""
+
+    request: str
+
+
 class BudgetsQuery(Message):
     after: Annotated[str, Meta(max_length=200)] = ""
     limit: Count = PAGE_DEFAULT
@@ -199,6 +205,9 @@ def decode(kind: type[M], body: bytes) -> M | Problem:
     if len(body) > BODY_BYTES_MAX:
         return too_large()
     try:
+        if kind is Chat:
+            read_object(body)
+            return kind(request=body.decode())
         if not body and not any(field.is_needed for field in _fields(kind).values()):
             return kind()
         return _build(kind, read_object(body), "")
