@@ -14,7 +14,7 @@ from tidefast.protocol.workspace import Delta, Disk
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
 ProbeWord = Literal["found", "absent", "unclear", "many"]
-OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused", "unmet"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,10 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    before = steps.get(step_id)
+    step = steps[step_id] = _step_event(step_id, before, event, data)
+    if head.parked and before is not None and before.state == "held" != step.state:
+        head = head._replace(parked=False)
     still_open = open_steps(head.open, step, event.at_ms)
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
@@ -102,7 +105,8 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
             return _lease_ended(head, event, "preempted")
         case "lease_released":
             released = _lease_ended(head, event, "released")
-            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+            parked = data["reason"] == "held" and bool(head.held_steps)
+            return released._replace(parked=parked, not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
         case "checkpoint_saved":
             return head._replace(
                 checkpoint=data["number"],
@@ -141,6 +145,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
         recovery=_recovery(data),
@@ -190,7 +195,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 state="rejected",
                 attempts=attempts,
                 receipt_seq=event.seq,
-                reason="refused",
+                reason="precondition" if data["reason"] == "precondition" else "refused",
                 settled_seq=event.seq,
             )
         case "step_doubted":

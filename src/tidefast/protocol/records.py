@@ -157,6 +157,7 @@ class RunHead(NamedTuple):
     lease_end: LeaseEnd  # what ended the newest epoch, empty while live
     lease_end_seq: int
     lease_ended_ms: int
+    parked: bool  # the newest holder gave the lease back because of a held step
     checkpoint: int  # number of the newest checkpoint, 0 for none
     checkpoint_seq: int
     checkpoint_epoch: Epoch
@@ -182,8 +183,9 @@ class RunHead(NamedTuple):
 
     @property
     def holding(self) -> tuple[StepId, ...]:
-        """The held steps that hold the whole run."""
-        return tuple(step.step_id for step in self.open if step.state == "held" and not step.is_independent)
+        """The held steps that hold the whole run: an independent one does once nothing else is left to do."""
+        is_held = (step for step in self.open if step.state == "held")
+        return tuple(step.step_id for step in is_held if self.parked or not step.is_independent)
 
     @property
     def probe_ms(self) -> int:

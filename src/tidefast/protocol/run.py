@@ -38,6 +38,7 @@ def blank(run_id: RunId) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         checkpoint=0,
         checkpoint_seq=0,
         checkpoint_epoch=Epoch(0),

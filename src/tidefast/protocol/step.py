@@ -192,7 +192,7 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
         case "rejected":
             return refuse(head, "step_rejected", step.reason, step=step.step_id, receipt_seq=step.receipt_seq)
         case "held":
-            return refuse(head, "step_held", step.reason, steps=[step.step_id])
+            return refuse(head, "step_held", step.reason, **held_facts(step))
         case "fenced":
             return _ask_fenced(view, head, step, command, now)
         case "in_doubt":
@@ -283,8 +283,12 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
     """Nothing may be done automatically: a person is asked."""
     data = object_json(attempts=str(len(step.attempts)), reason=text_json(reason))
     held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
-    facts: dict[str, JSON] = {"steps": [step.step_id]}
-    return accept(head, Refused("step_held", reason, facts), *before, held)
+    return accept(head, Refused("step_held", reason, held_facts(step)), *before, held)
+
+
+def held_facts(step: Step) -> dict[str, JSON]:
+    """What a holder hears of a held step: which one, and whether the run may go on without it."""
+    return {"steps": [step.step_id], **({"independent": True} if step.is_independent else {})}
 
 
 def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
@@ -321,7 +325,8 @@ def _send_again(
         wall_ms=str(now.wall_ms),
     )
     event = record(head, now, "step_fenced", data, step=step.step_id, epoch=command.right.epoch, after=len(before))
-    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True)
+    is_first = step.first_sent is None
+    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True, is_first=is_first)
     return accept(head, verdict, *before, event)
 
 
@@ -380,7 +385,7 @@ def new_intent(
         f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}{window}}}'
     )
     event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
-    return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
+    return Send(number, key, contract, event.seq, command.deadline_ms, False, name, is_first=True), event
 
 
 def lost_event(head: RunHead, step: Step, now: Now) -> Event:
@@ -417,7 +422,7 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
     if attempt.state not in ("out", "lost") or step.state not in ("fenced", "in_doubt", "held"):
         return accept(head, _standing(step))
     match command.outcome:
-        case "refused":
+        case "refused" | "unmet":
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
@@ -469,7 +474,7 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
     if others and not settles_older:
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
-    if tries < contract.retries and not contract.stored_failures:
+    if command.outcome == "refused" and tries < contract.retries and not contract.stored_failures:
         return _settled(head, step, attempt, "step_refused", command, now, "pending")
     if step.undo_of is not None:
         data = object_json(

@@ -69,6 +69,7 @@ class Send:
     deadline_ms: int
     is_replay: bool
     contract_digest: str = ""  # of a first intent's contract, which has to be stored with it; empty for a replay
+    is_first: bool = False  # no attempt of the step can have left yet
     write: WriteOrder | None = None
 
 

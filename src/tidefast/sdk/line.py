@@ -4,6 +4,7 @@
 |-------------------------------------------------------------------------|--------------------------------|
 | step_in_flight, step_pending, in_doubt, overloaded, store_unavailable   | waits and asks again           |
 | nothing (it can't be reached)                                           | waits and asks again           |
+| step_held of an independent tool                                        | gives it to the caller         |
 | step_held, run_frozen, run_ending                                       | ends the pass: `PassEnded`     |
 | stale_epoch, lease_lapsed, run_ended, lease_required, bad_token         | ends the pass: `Preempted`     |
 | anything else                                                           | gives it to the caller         |
@@ -197,6 +198,8 @@ class Line:
         if code in LOST:
             why = f"the authority refused its epoch ({code}, {refused.reason})"
             raise self.end(self.lease.lose(Preempted(run_id, self.lease.epoch, why, refused.facts)))
+        if code == "step_held" and refused.facts.get("independent") is True and not is_ending:
+            return  # held by itself: the agent may go on with its other steps
         if code in ENDING and not (is_ending and code == "run_ending"):
             steps = refused.facts.get("steps")
             named = f", steps {', '.join(map(str, steps))}" if isinstance(steps, list | tuple) else ""
@@ -258,7 +261,9 @@ class Line:
         undone = {step.removesuffix(UNDO_SUFFIX) for step in steps if step.endswith(UNDO_SUFFIX)}
         for step in steps:
             if step not in undone:
-                await self.ask(self._stored(step), step, is_ending=is_ending)
+                answer = await self.ask(self._stored(step), step, is_ending=is_ending)
+                if isinstance(answer, Refused):
+                    self._judge(answer, is_ending=True)  # what is held alone holds up checkpoints and the end
 
     def _stored(self, step: str) -> Question[StepAnswer]:
         if step.endswith(UNDO_SUFFIX):

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import traceback
 from collections.abc import Awaitable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -27,11 +27,12 @@ from tidefast.protocol.points import Hook
 from tidefast.protocol.verdicts import Done, Refused
 from tidefast.sdk.app import App
 from tidefast.sdk.authority import Authority
-from tidefast.sdk.errors import Error, Fail, Misuse, PassEnded, Preempted
+from tidefast.sdk.errors import Error, Fail, Held, Misuse, PassEnded, Preempted
 from tidefast.sdk.lease import Clock, HeldLease, LeaseTable, boot_s
 from tidefast.sdk.line import Backoff, Line
 from tidefast.sdk.run import Run, within_limit
 
+Raised = TypeVar("Raised", bound=BaseException)
 Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
 DETAIL_LENGTH_MAX = 400
@@ -113,15 +114,20 @@ class Pass:
         await self.line.drain(self._grace_s)
         if raised is None:
             return await self._complete(task.result(), run, spec.dropped)
-        failed = _fail_in(raised)
+        failed = found_in(raised, Fail)
         if failed is not None:
             return await self._fail(failed.why)
+        held = found_in(raised, Held)
+        if held is not None:
+            return await self._release(PassEnded(self._grant.run_id, "held", str(held)))
         self._log.error("agent_raised", error=_short(raised), trace="".join(traceback.format_exception(raised)))
         return await self._release(PassEnded(self._grant.run_id, "error", _short(raised)))
 
     def _may_still_end(self, raised: BaseException | None) -> bool:
         """Whether the agent ended before it heard of the shutdown: then its word counts, and no pass is wasted."""
-        return self.line.is_stopping and not self.line.is_told and (raised is None or _fail_in(raised) is not None)
+        return (
+            self.line.is_stopping and not self.line.is_told and (raised is None or found_in(raised, Fail) is not None)
+        )
 
     async def _supervise(self, task: "asyncio.Future[Any]") -> None:
         """Wait for the agent; once the pass has ended, make its task end as well."""
@@ -235,12 +241,12 @@ def _raised(task: "asyncio.Future[Any]") -> BaseException | None:
     return asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
 
 
-def _fail_in(raised: BaseException) -> Fail | None:
-    """The `Fail` that an agent raised, also from inside a task group."""
-    if isinstance(raised, Fail):
+def found_in(raised: BaseException, kind: type[Raised]) -> Raised | None:
+    """What an agent raised of this kind, also from inside a task group."""
+    if isinstance(raised, kind):
         return raised
     if isinstance(raised, BaseExceptionGroup):
-        return next((found for inner in raised.exceptions if (found := _fail_in(inner)) is not None), None)
+        return next((found for inner in raised.exceptions if (found := found_in(inner, kind)) is not None), None)
     return None
 
 

@@ -19,12 +19,13 @@ import msgspec
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
-from tidefast.protocol.canonical import JSON, call_digest, canonical
+from tidefast.protocol.canonical import JSON, call_digest, canonical, digest
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, Require, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
+from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
-from tidefast.protocol.patterns import RenderError
+from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
@@ -240,8 +241,11 @@ class Gateway:
         match settled.state:
             case "rejected":
                 facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
-                return Refused("step_rejected", "refused", facts)
+                reason = "precondition" if outcome.kind == "unmet" else "refused"
+                return Refused("step_rejected", reason, facts)
             case "held":
+                if send.contract.independent:
+                    facts["independent"] = True
                 return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
@@ -258,6 +262,10 @@ class Gateway:
         contract = send.contract
         if send.is_replay or args_json is None:
             args_json, request = self._bodies.stored_call(right.run_id, send.intent_seq)
+        if send.is_first and contract.require is not None:
+            unmet = await self._precondition(right, step_id, send, contract.require, args_json)
+            if unmet is not None:
+                return unmet
         if contract.kind == "http" and request is not None:
             name = f"{right.run_id}/{step_id}"
             return await self._http.send(contract, request, send.deadline_ms, step=name, epoch=right.epoch)
@@ -271,6 +279,28 @@ class Gateway:
         if outcome.kind != "applied" or is_expected(contract, msgspec.json.decode(outcome.receipt_json)["body"]):
             return outcome
         return Outcome("unlisted", outcome.receipt_json, "unexpected_answer")
+
+    async def _precondition(
+        self, right: Right, step_id: StepId, send: Send, require: Require, args_json: str
+    ) -> Outcome | None:
+        """Why the first sending may not go: what must hold doesn't, or nobody could say. None if it may."""
+        sources: dict[str, JSON] = {"args": msgspec.json.decode(args_json)}
+        try:
+            match, args = require.match.filled(sources), fill(dict(require.args), sources)
+            name = f"{right.run_id}/{step_id}"
+            said = await self.prober.read(require.tool, args, send.key, send.deadline_ms, name, right.epoch)
+        except RenderError:
+            return Outcome("unsent", reason="precondition_unknown")
+        receipt = msgspec.json.decode(said.receipt_json)
+        if receipt is None or said.kind != "applied" or receipt["truncated"]:
+            return Outcome("unsent", reason="precondition_unknown")
+        if match.matches(receipt["status"] or 0, None if receipt.get("encoding") else receipt["body"]):
+            return None
+        body = canonical({"precondition": require.tool, "answer": receipt["body"]})
+        told = object_json(
+            body=body, content_type='"application/json"', digest=f'"{digest(body)}"', status="null", truncated="false"
+        )
+        return Outcome("unmet", told, "precondition")
 
     def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
         """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""

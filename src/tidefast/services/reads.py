@@ -1,6 +1,7 @@
 """What people ask for: runs, logs, steps. Reads see durable rows only and change nothing."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
@@ -11,6 +12,7 @@ from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import RunEnd, RunHead, RunState, Step
 from tidefast.protocol.verdicts import Refused
 from tidefast.services.bodies import Bodies
+from tidefast.services.secrecy import masked
 
 LIMIT_MAX = 1_000
 PAGE_BYTES_MAX = 4 * 1024 * 1024
@@ -54,7 +56,8 @@ class Reads:
         while left > 0 and room > 0 and (page := self._engine.store.load_events(key, after, min(left, EVENTS_AT_ONCE))):
             for event, digest in ((stored.event, stored.digest) for stored in page):
                 if room > 0:
-                    found.append(EventInfo(*event[:6], digest))
+                    shown = self._shown(run_id, event.step_id, event.data_json)
+                    found.append(EventInfo(*event[:5], shown, digest))
                     room -= len(event.data_json)
             left, after = left - len(page), page[-1].event.seq
         return found
@@ -167,11 +170,22 @@ class Reads:
             attempts=step.attempts,
             undo_of=step.undo_of,
             closed_by=step.closed_by,
-            intent_json=self._bodies.data(run_id, step.intent_seq) if with_bodies and step.intent_seq else "null",
-            receipt_json=self._bodies.data(run_id, step.receipt_seq) if with_bodies and step.receipt_seq else "null",
+            intent_json=self._body(run_id, step, step.intent_seq) if with_bodies else "null",
+            receipt_json=self._body(run_id, step, step.receipt_seq) if with_bodies else "null",
             settled_seq=step.settled_seq,
             now_ms=self._engine.clock.now().ms,
         )
+
+    def _body(self, run_id: RunId, step: Step, seq: int) -> str:
+        return self._shown(run_id, step.step_id, self._bodies.data(run_id, seq)) if seq else "null"
+
+    def _shown(self, run_id: RunId, step_id: StepId | None, data_json: str) -> str:
+        """An event's data as people may see it: without what the contract of its step calls secret."""
+        step = None if step_id is None else self._engine.step(run_id, step_id)
+        if step is None or not step.contract or not (paths := self._engine.contract(step.contract).secret):
+            return data_json
+        args, _ = self._bodies.stored_call(run_id, step.intent_seq)
+        return masked(data_json, paths, json.loads(args))
 
 
 def _troubled(heads: Sequence[RunHead]) -> Iterator[tuple[RunHead, StepId, bool]]:
