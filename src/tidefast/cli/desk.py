@@ -15,7 +15,7 @@ from tidefast.cli.place import own, store_path, system_clock
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import BudgetInfo, EventInfo, RunCreated, RunInfo, StepInfo
 from tidefast.protocol.budget import Limit
-from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.commands import ResolveVerdict, RunVerb
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.services.reads import Reads
@@ -55,9 +55,7 @@ class Writer(Reader, Protocol):
         self, run_id: str | None, agent: str, agent_version: str, input_json: str
     ) -> RunCreated | Refused: ...
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
-
-    async def thaw(self, run_id: str, note: str) -> Done | Refused: ...
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
 
     async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused: ...
 
@@ -70,6 +68,7 @@ class Writer(Reader, Protocol):
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused: ...
 
 
@@ -193,11 +192,8 @@ class _Owner:
     async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused:
         return await self._authority.raise_budget(name, limit, BY, note)
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
-        return await self._authority.preempt(run_id, BY, note, expect_epoch)
-
-    async def thaw(self, run_id: str, note: str) -> Done | Refused:
-        return await self._authority.thaw(run_id, BY, note)
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        return await self._authority.oversee(verb, run_id, BY, note, expect_epoch)
 
     async def resolve(
         self,
@@ -208,9 +204,10 @@ class _Owner:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         return await self._authority.resolve(
-            run_id, step_id, verdict, BY, note, receipt_json, looked_at_ms, expect_attempts
+            run_id, step_id, verdict, BY, note, receipt_json, looked_at_ms, expect_attempts, expect_epoch
         )
 
 

@@ -18,6 +18,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.commands import RUN_VERBS
 from tidefast.protocol.verdicts import Done, Renewed, Settled
 from tidefast.server import verbs
 from tidefast.server.access import Guard
@@ -85,8 +86,7 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True, answer=Done)},
     RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True, answer=Done)},
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal, answer=JournalPage)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt, answer=Done)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw, answer=Done)},
+    **{f"{RUN}/{verb}": {"POST": Verb("operator", m.Oversee, verbs.oversee(verb), answer=Done)} for verb in RUN_VERBS},
     CHAT_PATH: {"POST": Verb("lease", m.Chat, chat, named_by_headers=True)},
     "/v1/budgets": {
         "GET": Verb("watch", m.BudgetsQuery, verbs.budgets, answer=Listed("budgets", BudgetInfo)),
