@@ -21,7 +21,7 @@ import msgspec
 from tidefast.protocol.canonical import JSON, CanonicalError, canonical
 from tidefast.protocol.chat import ToolCall
 from tidefast.sdk.completion import Completion, LoopTool
-from tidefast.sdk.errors import Error, Misuse, Rejected
+from tidefast.sdk.errors import Error, LimitReached, Misuse, Rejected
 from tidefast.sdk.tools import PythonTool
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ class ToolLoop:
             return await self._here(step_id, offer, args)
         except Rejected as rejected:
             return _refused(call.name, rejected)
+        except LimitReached as reached:
+            return f"The call of {call.name} was not made, because a limit is reached: {reached.why}."
         except Misuse as misuse:
             return f"The call of {call.name} was not made: {misuse.why or misuse.what}."
 
