@@ -45,6 +45,7 @@ from tidefast.services.models import ModelBook
 from tidefast.services.reads import LIMIT_MAX, Reads, Troubles, budget_info
 from tidefast.services.relay import Relay
 
+RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
 NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
@@ -205,8 +206,8 @@ class Authority:
 
     async def raise_budget(self, name: str, limit: Limit, by: str, note: str) -> BudgetInfo | Refused:
         """An operator sets limits of one budget, above the configured ones. Durable when it returns."""
-        kind, _, of = name.partition("/")
-        if kind not in ("run", "agent", "key") or not (is_id(of) or is_derived_id(of)):
+        kind, *parts = name.split("/")
+        if kind not in RAISABLE or not parts or not all(is_id(part) or is_derived_id(part) for part in parts):
             return Refused("not_found", "budget_unknown", {"budget": name})
         self.engine.book([raise_limit(self.engine.budget(name), limit, f"{by}: {note}" if note else by)])
         await self.engine.booked()
