@@ -120,7 +120,7 @@ MUTANTS = (
         "held_holds_nothing",
         "overlap",
         "protocol.step",
-        'if other.state == "held" and other.step_id != undo_of:',
+        'if other.state == "held" and other.step_id != undo_of and not other.is_independent:',
         "if False:",
         "scenarios",
         0,
