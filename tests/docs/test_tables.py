@@ -90,7 +90,7 @@ def test_the_step_table_names_states_and_events_of_the_code_only_and_every_step_
     moves = documented_moves()
     assert {state for before, _, after in moves for state in (before, after)} == {*typing.get_args(StepState), "-"}
     assert {event for _, event, _ in moves} == {
-        kind for kind in typing.get_args(Kind) if not kind.startswith(("run_", "lease_", "checkpoint_"))
+        kind for kind in typing.get_args(Kind) if not kind.startswith(("run_", "lease_", "checkpoint_", "write_"))
     }
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from tidefast.protocol.budget import (
+    LATE_MS,
     OPEN_MAX,
     Amount,
     Budget,
@@ -61,7 +62,10 @@ def test_a_reservation_whose_admit_never_came_returns_at_its_deadline() -> None:
 def test_an_admitted_reservation_never_returns_by_time_alone() -> None:
     budget = admit(reserved(Budget("run/r"), "1"), "1")
     budget = admit(reserved(budget, "2"), "2")
-    assert isinstance(reserve([(budget, FIVE)], Reservation("3", TWO, 10**12), 10**11), Over)
+    assert isinstance(reserve([(budget, FIVE)], Reservation("3", TWO, 10**12), LATE_MS), Over)
+    found = reserve([(budget, FIVE)], Reservation("3", TWO._replace(micros=1), 10**12), 10**11)
+    assert not isinstance(found, Over)  # booked as spent by now, and it counts all the same
+    assert (found[0].spent.micros, found[0].estimated.micros, len(found[0].open)) == (4_000_000, 4_000_000, 1)
 
 
 def test_an_answer_is_booked_at_what_the_provider_says_and_silence_at_the_estimate() -> None:
@@ -79,8 +83,8 @@ def test_a_second_settling_changes_nothing() -> None:
 
 
 def test_an_operator_raises_one_limit_and_leaves_the_others() -> None:
-    budget = raise_limit(Budget("run/r"), Limit(calls=1))
-    budget = raise_limit(budget, Limit(micros=9_000_000))
+    budget = raise_limit(Budget("run/r"), Limit(calls=1), "ops: why")
+    budget = raise_limit(budget, Limit(micros=9_000_000), "ops: more")
     assert budget.raised == Limit(calls=1, micros=9_000_000)
     budget = reserved(budget, "1", limit=Limit(micros=0))
     assert isinstance(reserve([(budget, Limit(micros=0))], Reservation("2", TWO, 9), 0), Over)

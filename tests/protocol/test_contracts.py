@@ -20,6 +20,7 @@ from tidefast.protocol.contracts import (
     Require,
     Undo,
     contract_digest,
+    render_probe,
     render_request,
     render_undo,
 )
@@ -396,6 +397,16 @@ def test_the_values_of_a_pattern_are_filled_from_key_and_arguments() -> None:
     )
     with pytest.raises(RenderError, match=r"args\.cents"):
         pattern.filled({"key": KEY, "args": {}})
+
+
+def test_a_probe_asks_at_its_url_or_with_a_body() -> None:
+    sources = {"key": "k 1", "args": {"order": 7}}
+    probe = parsed(**RICH).probe
+    assert probe is not None
+    url = "http://127.0.0.1:9100/charges?key=k%201&order=7"
+    assert render_probe(probe, sources) == Request("GET", url, {}, "")
+    posted = render_probe(probe._replace(method="POST", args={"query": "ref:{key}", "n": "{args.order}"}), sources)
+    assert (posted.headers["Content-Type"], posted.body) == ("application/json", '{"n":7,"query":"ref:k 1"}')
 
 
 def test_a_form_body_holds_nested_members_in_brackets_and_the_key_where_the_contract_puts_it() -> None:

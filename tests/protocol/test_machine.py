@@ -9,7 +9,7 @@ from tests.protocol.driver import MAIL, PAY, RUN, TIMEOUT_MS, UNDO, Book
 from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.commands import CreateRun, Fail, Lapse, Renew, Settle
 from tidefast.protocol.ids import Epoch, StepId
-from tidefast.protocol.machine import decide, needs, with_target
+from tidefast.protocol.machine import Needs, decide, needs, with_target
 from tidefast.protocol.points import Point
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Done, Settled
@@ -17,9 +17,9 @@ from tidefast.protocol.verdicts import Done, Settled
 
 def test_the_needs_of_a_command_follow_from_the_command_alone() -> None:
     right = Right(RUN, Epoch(1), "w1")
-    assert needs(Renew(right)) == (RUN, (), False, False)
-    assert needs(Fail(right, "no")).open_steps
-    assert needs(Lapse(RUN)) == needs(CreateRun(RUN, "a", "1", "{}")) == (RUN, (), False, False)
+    assert needs(Renew(right)) == Needs(RUN)
+    assert needs(Fail(right, "no")).effects
+    assert needs(Lapse(RUN)) == needs(CreateRun(RUN, "a", "1", "{}")) == Needs(RUN)
     assert needs(Settle(RUN, UNDO, 1, "applied", "null")).steps == (UNDO, PAY)
     assert with_target(StepId("plan~x")) == (StepId("plan~x"),)
 

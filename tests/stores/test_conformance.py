@@ -6,6 +6,7 @@ import pytest
 from tests.stores.driver import BOOT, HOLDER, LEASE_MS, LOOK, ROUGH, Driver, everything, journal_whole
 
 from tidefast.protocol import commands as c
+from tidefast.protocol.budget import Amount, Budget, Limit, Reservation
 from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId
@@ -347,11 +348,14 @@ def test_claimable_are_runs_that_a_worker_of_these_agents_could_be_granted(drive
     hold(driver, "held")
     driver.submit(c.Release(driver.right("held"), "held"))
     driver.submit(c.Release(driver.right("frozen"), "drift"))
-    driver.submit(c.Release(driver.right("resting"), "error", pause_ms=500))
+    driver.submit(c.Release(driver.right("resting"), "error"))
+    for _ in range(2):  # the third grant without progress makes a run rest
+        driver.grant("resting")
+        driver.submit(c.Release(driver.right("resting"), "error"))
     now, claimable = driver.ms, driver.store.claimable
     assert list(claimable({"agent": ("1",)}, now, 99)) == ["z-first", "last"]
-    assert list(claimable({"agent": ("1",)}, now + 499, 99)) == ["z-first", "last"]
-    assert list(claimable({"agent": ("1",)}, now + 500, 99)) == ["z-first", "resting", "last"]
+    assert list(claimable({"agent": ("1",)}, now + 999, 99)) == ["z-first", "last"]
+    assert list(claimable({"agent": ("1",)}, now + 1000, 99)) == ["z-first", "resting", "last"]
     assert list(claimable({"agent": ()}, now, 99)) == ["z-first", "last", "newer"]
     assert list(claimable({"agent": ("2", "3")}, now, 99)) == ["newer"]
     assert list(claimable({"agent": ("1",), "other": ("1",)}, now, 99)) == ["z-first", "last", "other"]
@@ -429,3 +433,15 @@ def test_an_attempt_list_comes_back_as_it_was(driver: Driver) -> None:
         (1, BOOT, "doubted", True),
         (2, BOOT, "out", True),
     ]
+
+
+def test_budgets_come_back_as_they_were_and_in_order_of_their_names(store: Store) -> None:
+    assert store.load_budget("run/r") is None
+    held = Reservation("r/plan/1", Amount(1, 20, 300), 9_000, True)
+    first = Budget("run/r", 3, Amount(1, 2, 3), Amount(0, 1, 2), Limit(None, 0, 7), (held,), "ops: why")
+    store.commit(Batch(budgets={"run/r": first, "agent/a": Budget("agent/a")}))
+    assert store.load_budget("run/r") == first
+    assert [budget.name for budget in store.budgets("", 9)] == ["agent/a", "run/r"]
+    assert [budget.name for budget in store.budgets("agent/a", 1)] == ["run/r"]
+    store.commit(Batch(budgets={"run/r": first._replace(version=4, open=())}))
+    assert store.load_budget("run/r") == first._replace(version=4, open=())

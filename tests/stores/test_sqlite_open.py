@@ -146,8 +146,8 @@ def test_a_record_that_can_not_be_read_is_damage(path: Path, statement: str) -> 
 @pytest.mark.parametrize(
     ("statement", "match"),
     [
-        ("PRAGMA user_version = 0", "generation 0 in its header and 1"),
-        ("UPDATE meta SET value = 5 WHERE name = 'generation'", "generation 1 in its header and 5"),
+        ("PRAGMA user_version = 0", "generation 0 in its header and 2"),
+        ("UPDATE meta SET value = 5 WHERE name = 'generation'", "generation 2 in its header and 5"),
         ("DELETE FROM meta WHERE name = 'generation'", "and None in its table"),
         ("DELETE FROM meta WHERE name = 'namespace'", "has lost its namespace"),
         ("UPDATE meta SET value = '9x' WHERE name = 'incarnation'", "has lost its namespace"),
@@ -194,11 +194,11 @@ def test_a_log_without_its_file_is_not_poured_into_a_new_one(path: Path) -> None
 
 def test_an_older_generation_is_brought_up_and_keeps_its_content(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.shipped()
-    two = {**known, 2: "ALTER TABLE contracts ADD COLUMN note TEXT"}
+    next_one = {**known, max(known) + 1: "ALTER TABLE contracts ADD COLUMN note TEXT"}
     before = SqliteStore.open_read_only(path)
     content = everything(before)
     before.close()
-    monkeypatch.setattr(migrations, "shipped", lambda: two)
+    monkeypatch.setattr(migrations, "shipped", lambda: next_one)
     with pytest.raises(StoreRefused, match="start it once as the owner"):
         SqliteStore.open_read_only(path)
     store = SqliteStore.open(path, create=False)
@@ -210,7 +210,7 @@ def test_an_older_generation_is_brought_up_and_keeps_its_content(path: Path, mon
 
 def test_a_migration_that_fails_leaves_the_old_generation_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.shipped()
-    broken = {**known, 2: "CREATE TABLE extra (a); INSERT INTO nowhere VALUES (1)"}
+    broken = {**known, max(known) + 1: "CREATE TABLE extra (a); INSERT INTO nowhere VALUES (1)"}
     monkeypatch.setattr(migrations, "shipped", lambda: broken)
     with pytest.raises(StoreCorrupt, match="nowhere"):
         SqliteStore.open(path, create=False)

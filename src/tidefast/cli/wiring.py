@@ -21,6 +21,9 @@ from tidefast.services.authority import Authority
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.keeper import Keeper
+from tidefast.services.model_hop import ModelHop
+from tidefast.services.model_sender import ModelSender
+from tidefast.services.models import ModelBook
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
 from tidefast.stores.base import Store
@@ -46,6 +49,7 @@ class Parts:
     gateway: Gateway
     keeper: Keeper
     http: HttpSender
+    models: ModelSender
     authority: Authority
     tool_process: Stoppable | None = None
 
@@ -55,6 +59,7 @@ class Parts:
         await self.keeper.stop()
         await self.engine.stop()
         await self.http.close()
+        await self.models.close()
         if self.tool_process is not None:
             await self.tool_process.stop()
         self.store.close()
@@ -66,6 +71,7 @@ async def build_authority(
     runner: PythonRunner | None = None,
     hook: Hook | None = None,
     clock: Clock | None = None,
+    models: ModelBook | None = None,
     *,
     sweeps: bool = True,
 ) -> Parts:
@@ -76,12 +82,14 @@ async def build_authority(
     engine.start()
     http = HttpSender(clock)
     gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock))
-    keeper = Keeper(engine)
+    keeper = Keeper(engine, prober=gateway.prober)
     if sweeps:
         await keeper.start()
     else:
         await keeper.take_over()
-    return Parts(store, clock, engine, gateway, keeper, http, Authority(engine, gateway))
+    sender = ModelSender(clock)
+    hop = ModelHop(engine, gateway, models or ModelBook(), sender)
+    return Parts(store, clock, engine, gateway, keeper, http, sender, Authority(engine, gateway, hop))
 
 
 def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":

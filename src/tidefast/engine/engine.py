@@ -20,13 +20,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidefast.engine.clock import Clock
+from tidefast.engine.places import Place, Places
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.commands import Command, CreateRun
 from tidefast.protocol.contracts import Contract, contract_digest
+from tidefast.protocol.events import Event
 from tidefast.protocol.evolve import evolve
-from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId
 from tidefast.protocol.lease import fence, unknown_run
 from tidefast.protocol.machine import decide, needs
-from tidefast.protocol.records import Right, RunHead, Step, View
+from tidefast.protocol.records import Guard, Right, RunHead, Step, View
 from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
 from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
 
@@ -60,6 +63,7 @@ class Gathering:
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
     entries: dict[RunId, RunEntry] = field(default_factory=dict)
+    places: dict[WorkspaceId, tuple[Place, list[Event]]] = field(default_factory=dict)
 
 
 class Engine:
@@ -75,22 +79,29 @@ class Engine:
         self._instances = frozenset((self.boot,))
         self._runs: dict[RunId, RunEntry] = {}
         self._contracts: dict[str, Contract] = {}
+        self._budgets: dict[str, Budget] = {}  # those with something open, or not durable yet
         self._stored_contracts: set[str] = set()
         self._next_key = store.run_key_max() + 1
+        self.places = Places(store, self._new_key)
         self._gathering: Gathering | None = None
         self._writing = False
         self._inline = inline
         self._flush_s = LONE_FLUSH_S  # how long the last commit took; the first goes to the thread
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
-        self._waiters: dict[RunId | None, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[RunId | WorkspaceId | None, set[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.on_commit: Callable[[Batch, float], None] = lambda batch, seconds: None
+        self.on_workspace: Callable[[WorkspaceId, list[Event]], None] = lambda workspace_id, events: (
+            None
+        )  # durable ones
 
     def start(self) -> None:
         """Read the live runs into memory and start the writer."""
         for key, head in self.store.live_heads():
             self._runs[head.run_id] = RunEntry(key, head)
+        self.places.start()
         if not self._inline:
             self._thread = threading.Thread(target=self._write, name="tidefast-writer", daemon=True)
             self._thread.start()
@@ -104,16 +115,21 @@ class Engine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def submit(self, command: Command) -> Verdict:
-        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is."""
+    async def submit(self, command: Command, then: Callable[[Verdict], None] | None = None) -> Verdict:
+        """The verdict on a command, durable. Raises `StoreUnavailable` if nobody knows whether it is.
+
+        `then` is told the verdict before the batch is closed: what it books (`book`) becomes durable with the command.
+        """
         try:
-            entry, decision = self._judge(command)
+            gatherings, decision = self._judge(command)
+            if then is not None:
+                then(decision.verdict)
         except InvariantViolation as violation:
             self._stop_for(violation)
             raise
-        gathering = None if entry is None else entry.gathering
-        if gathering is not None and decision.must_sync:
-            await self._durable(gathering)
+        if decision.must_sync:
+            for gathering in gatherings:
+                await self._durable(gathering)
         return decision.verdict
 
     def _durable(self, gathering: Gathering) -> asyncio.Future[None]:
@@ -121,6 +137,22 @@ class Engine:
         waiter = self._loop.create_future()
         gathering.waiting.append(waiter)
         return waiter
+
+    def budget(self, name: str) -> Budget:
+        """A budget as it stands now, durable or not; a fresh one if nothing was ever booked under this name."""
+        return self._budgets.get(name) or self.store.load_budget(name) or Budget(name)
+
+    def book(self, budgets: Iterable[Budget]) -> None:
+        """Put changed budgets into the batch that is being gathered; durable when `booked` returns."""
+        for budget in budgets:
+            self._budgets[budget.name] = self._open_batch().batch.budgets[budget.name] = budget
+
+    async def booked(self) -> None:
+        """Return once every budget that was booked is durable. Raises `StoreUnavailable` if nobody knows."""
+        if self.failure is not None:
+            raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
+        if self._gathering is not None:
+            await self._durable(self._gathering)
 
     @property
     def is_idle(self) -> bool:
@@ -180,8 +212,11 @@ class Engine:
             known = self._contracts[digest] = Contract.from_json(msgspec.json.decode(text))
         return known
 
-    async def wait_for_change(self, run_id: RunId | None, timeout_ms: int) -> None:
-        """Return when something of this run (of any run: None) became durable, or after the time given."""
+    async def wait_for_change(self, run_id: RunId | WorkspaceId | None, timeout_ms: int) -> None:
+        """Return when something of this run or workspace (of any: None) became durable, or after the time given.
+
+        Where a run and a workspace bear one name, either wakes the waiters of both, who look for themselves.
+        """
         waiter = self._loop.create_future()
         waiting = self._waiters.setdefault(run_id, set())
         waiting.add(waiter)
@@ -195,30 +230,50 @@ class Engine:
             if not waiting:
                 self._waiters.pop(run_id, None)
 
-    def _judge(self, command: Command) -> tuple[RunEntry | None, Decision]:
-        """Decide a command and gather what it writes. Runs without a pause, so no other command comes between."""
+    def _judge(self, command: Command) -> tuple[list[Gathering], Decision]:
+        """Decide a command and gather what it writes. Runs without a pause, so no other command comes between.
+
+        Told with the decision: the batches that it rests on.
+        """
         if self.failure is not None:
             raise StoreUnavailable("the store failed and this process must be restarted") from self.failure
         need = needs(command)
-        entry = self._entry(need.run_id)
+        entry = None if need.run_id is None else self._entry(need.run_id)
         if entry is None and isinstance(command, CreateRun):
             entry = RunEntry(self._new_key(), None)
-        view = self._view(entry, need.steps, need.open_steps, need.forgotten)
+        view = self._view(entry, need.steps, need.effects, need.forgotten)
+        shown = () if need.effects else view.steps.values()
+        workspace_id = self.places.shown(need.workspace_id, shown)
+        place = None if workspace_id is None else self.places.find(workspace_id)
+        if workspace_id is not None:
+            view = view._replace(workspace=None if place is None else place.head, workspace_id=workspace_id)
         decision = decide(view, command, self.clock.now())
-        if entry is None:
-            return None, decision
-        self._check_guards(entry, decision)
-        if decision.events:
+        self._check_guards(entry, place, decision)
+        if decision.events and entry is not None and need.run_id is not None:
             self._gather(entry, view, decision, need.run_id)
-        elif isinstance(decision.verdict, Renewed) and entry.head is not None:
-            entry.head = entry.head._replace(expires_at_ms=decision.verdict.expires_at_ms)
-        return entry, decision
+        if decision.writes and workspace_id is not None:
+            place = self._gather_place(workspace_id, decision)
+        if isinstance(decision.verdict, Renewed):
+            _renew(place if need.run_id is None else entry, decision.verdict)
+        found = [] if entry is None else [entry.gathering]
+        found += [] if place is None else [place.gathering]
+        return [gathering for gathering in dict.fromkeys(found) if gathering is not None], decision
 
-    def _check_guards(self, entry: RunEntry, decision: Decision) -> None:
-        version = 0 if entry.head is None else entry.head.version
+    def _check_guards(self, entry: RunEntry | None, place: Place | None, decision: Decision) -> None:
+        run = 0 if entry is None or entry.head is None else entry.head.version
+        workspace = 0 if place is None or place.head is None else place.head.version
         for guard in decision.guards:
-            if guard.version != version:
-                raise InvariantViolation(f"run {guard.run_id} moved from version {guard.version} during a decision")
+            if guard.version != (run if isinstance(guard, Guard) else workspace):
+                raise InvariantViolation(f"{guard[0]} moved from version {guard.version} during a decision")
+
+    def _gather_place(self, workspace_id: WorkspaceId, decision: Decision) -> Place:
+        """Put a decision's events of a workspace into the batch."""
+        gathering = self._open_batch()
+        place = self.places.gather(workspace_id, decision.writes, gathering.batch)
+        place.gathering = gathering
+        _, events = gathering.places.setdefault(workspace_id, (place, []))
+        events += decision.writes
+        return place
 
     def _entry(self, run_id: RunId) -> RunEntry | None:
         entry = self._runs.get(run_id)
@@ -242,12 +297,12 @@ class Engine:
         stored = self.store.step_ids(entry.key, IDS_KEPT + 1)
         return {*stored, *entry.steps} if len(stored) <= IDS_KEPT else None
 
-    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
+    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], effects: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
         if entry is None or head is None:
             return View(identity.namespace, identity.incarnation, self._instances, recovery=identity.recovery)
-        if open_steps:
-            ids = [step.step_id for step in head.open]
+        if effects:
+            ids = [*self._effects(entry), *(step.step_id for step in head.open)]
         steps: dict[StepId, Step] = {}
         contracts: dict[str, Contract] = {}
         for step_id in ids:
@@ -260,6 +315,12 @@ class Engine:
         return View(
             identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left, identity.recovery
         )
+
+    def _effects(self, entry: RunEntry) -> list[StepId]:
+        """Every mutating step of a run, durable or not."""
+        stored = self.store.effects(entry.key)
+        in_memory = [step.step_id for step in entry.steps.values() if step.is_mutating]
+        return list(dict.fromkeys([*stored, *in_memory]))
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""
@@ -282,11 +343,7 @@ class Engine:
             stored.append(StoredEvent(entry.key, event, head.digest))
         if head is None:
             raise InvariantViolation(f"a decision about run {run_id} has no events to gather")
-        gathering = self._gathering
-        if gathering is None:
-            gathering = self._gathering = Gathering()
-            if not self._writing:
-                self._loop.call_soon(self._hand_over)
+        gathering = self._open_batch()
         batch = gathering.batch
         if any(event.kind == "lease_granted" for event in decision.events):
             entry.ids = self._all_ids(entry)
@@ -307,6 +364,15 @@ class Engine:
         entry.gathering = gathering
         gathering.entries[run_id] = entry
         self._runs[run_id] = entry
+
+    def _open_batch(self) -> Gathering:
+        """The batch that is being gathered."""
+        gathering = self._gathering
+        if gathering is None:
+            gathering = self._gathering = Gathering()
+            if not self._writing:
+                self._loop.call_soon(self._hand_over)
+        return gathering
 
     def _gather_contract(self, batch: Batch, contract: Contract, name: str) -> None:
         """A contract is stored with the first intent that names it."""
@@ -330,7 +396,7 @@ class Engine:
         gathering, self._gathering, self._writing = self._gathering, None, True
         now = self.clock.now()
         gathering.batch.mark_ms = max(now.ms, now.wall_ms)  # of both, or a wall clock set back would hide what was said
-        if self._inline or (len(gathering.entries) == 1 and self._flush_s < LONE_FLUSH_S):
+        if self._inline or (len(gathering.entries) <= 1 and self._flush_s < LONE_FLUSH_S):
             self._written(gathering, self._commit(gathering))
         else:
             self._queue.put(gathering)
@@ -360,14 +426,23 @@ class Engine:
         if failure is not None:
             self._fail(gathering, failure)
             return
+        self.on_commit(gathering.batch, self._flush_s)
         for run_id, entry in gathering.entries.items():
             if entry.gathering is gathering:
                 entry.gathering = None
                 self._forget_finished(run_id, entry)
+        for workspace_id, (place, events) in gathering.places.items():
+            if place.gathering is gathering:
+                place.gathering = None
+                self.places.forget_idle(place, workspace_id)
+            self.on_workspace(workspace_id, events)
+        for name, budget in gathering.batch.budgets.items():
+            if self._budgets.get(name) is budget and not budget.open:
+                del self._budgets[name]
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_result(None)
-        for changed in (*gathering.entries, None) if self._waiters else ():
+        for changed in (*gathering.entries, *gathering.places, None) if self._waiters else ():
             for waiter in self._waiters.get(changed, ()):
                 if not waiter.done():
                     waiter.set_result(None)
@@ -396,3 +471,11 @@ class Engine:
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_exception(StoreUnavailable(f"the commit's outcome is unknown: {failure}"))
+
+
+def _renew(entry: RunEntry | Place | None, renewed: Renewed) -> None:
+    """A renewal moves the head in memory; it is durable with the next event."""
+    if isinstance(entry, Place) and entry.head is not None:
+        entry.head = entry.head._replace(expires_at_ms=renewed.expires_at_ms)
+    if isinstance(entry, RunEntry) and entry.head is not None:
+        entry.head = entry.head._replace(expires_at_ms=renewed.expires_at_ms)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tidefast.protocol.ids import RunId
 
+LATE_MS = 3_600_000  # after this long past its deadline, what nobody settled is booked at its estimate
 OPEN_MAX = 10_000  # reservations of one budget; beyond it nothing more is let in
 
 
@@ -47,7 +48,10 @@ class Reservation(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The one row of a budget. `estimated` is the part of `spent` that no provider has confirmed."""
+    """The one row of a budget. `estimated` is the part of `spent` that no provider has confirmed.
+
+    `note` says who raised the limit last, and why.
+    """
 
     name: str  # run/RUN, agent/AGENT, key/KEY
     version: int = 0
@@ -55,6 +59,7 @@ class Budget(NamedTuple):
     estimated: Amount = Amount()
     raised: Limit = Limit()  # what an operator set; it stands above the configuration
     open: tuple[Reservation, ...] = ()
+    note: str = ""
 
     @property
     def committed(self) -> Amount:
@@ -80,7 +85,9 @@ def run_budget(run_id: RunId) -> str:
 
 
 def returned(budget: Budget, now_ms: int) -> Budget:
-    """The budget without the reservations whose admit never came in time."""
+    """The budget without the reservations whose admit never came in time; silence of an hour is booked as spent."""
+    for silent in [r.name for r in budget.open if r.is_admitted and now_ms >= r.until_ms + LATE_MS]:
+        budget = settle(budget, silent, None)
     left = tuple(r for r in budget.open if r.is_admitted or now_ms < r.until_ms)
     return budget if len(left) == len(budget.open) else budget._replace(open=left)
 
@@ -120,9 +127,9 @@ def settle(budget: Budget, name: str, actual: Amount | None) -> Budget:
     return _moved(budget._replace(spent=budget.spent.plus(amount), estimated=estimated), left)
 
 
-def raise_limit(budget: Budget, limit: Limit) -> Budget:
+def raise_limit(budget: Budget, limit: Limit, note: str) -> Budget:
     """An operator's word; what it leaves out stays as it was."""
-    return _moved(budget._replace(raised=limit.over(budget.raised)), budget.open)
+    return _moved(budget._replace(raised=limit.over(budget.raised), note=note), budget.open)
 
 
 def _moved(budget: Budget, still_open: tuple[Reservation, ...]) -> Budget:

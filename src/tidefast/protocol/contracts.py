@@ -14,9 +14,9 @@ from tidefast.protocol.canonical import JSON, canonical, digest
 from tidefast.protocol.ids import KeyForm, spell_key
 from tidefast.protocol.patterns import PLACEHOLDER, Pattern, RenderError, fill, member
 
-ToolKind = Literal["http", "python", "smtp", "model"]
+ToolKind = Literal["http", "python", "smtp", "model", "workspace"]
 Tls = Literal["starttls", "tls", "none"]
-Effect = Literal["none", "external", "model"]
+Effect = Literal["none", "external", "model", "workspace"]
 BodyForm = Literal["json", "form"]
 TtlFrom = Literal["first_sent", "completed"]
 
@@ -126,6 +126,7 @@ class Contract(NamedTuple):
     secret: tuple[str, ...] = ()  # dotted paths of arguments that are shown to nobody
     sender: str = ""  # smtp: `from` in a configuration
     tls: Tls = "starttls"  # smtp: how the conversation is kept from others
+    escapes: bool = False  # workspace: effects outside the replica are possible
 
     @property
     def dedups(self) -> bool:
@@ -133,9 +134,16 @@ class Contract(NamedTuple):
         return self.key != "none" and self.key_ttl_ms > 0
 
     @property
+    def window_ms(self) -> int:
+        """How long after the first sending a replay may be admitted; 0 without a key."""
+        return self.key_ttl_ms - self.timeout_ms - self.margin_ms if self.dedups else 0
+
+    @property
     def origin(self) -> str:
         if self.kind in ("python", "model"):
             return f"{self.kind}:{self.tool}"
+        if self.kind == "workspace":
+            return self.url
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
@@ -238,6 +246,15 @@ def _form_members(value: JSON, name: str) -> Iterator[tuple[str, str]]:
         raise RenderError(f"{name} is null, which a form can't say; leave it out")
     else:
         yield name, value if isinstance(value, str) else canonical(value)
+
+
+def render_probe(probe: Probe, sources: Mapping[str, JSON]) -> Request:
+    """The question of a probe that has a url; `sources` are `key` and `args`. Raises `RenderError`."""
+    url = _filled_url(probe.url, sources)
+    if probe.method in BODYLESS:
+        return Request(probe.method, url, {}, "")
+    body = canonical(fill(dict(probe.args), sources))
+    return Request(probe.method, url, {"Content-Type": "application/json"}, body)
 
 
 def render_undo(undo: Undo, args: Mapping[str, JSON], receipt: JSON) -> dict[str, JSON]:

@@ -13,9 +13,12 @@ from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.patterns import WORDS, member
-from tidefast.protocol.records import NOT_SETTLED, Attempt, Now, Step
+from tidefast.protocol.records import Attempt, Now, Step
 
-Judgement = Literal["ask_again", "replay", "hold", "give_up"]
+Judgement = Literal["ask_again", "replay", "wait", "probe", "hold", "give_up"]
+
+PROBE_PAUSE_FIRST_MS = 1_000  # between two questions about one step; doubled each time, up to
+PROBE_PAUSE_MAX_MS = 300_000
 
 
 def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tuple[Judgement, str]:
@@ -27,9 +30,14 @@ def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tup
     | model    | any             | any                   | yes, asks are left       | ask again: each counts as billed |
     | model    | any             | any                   | yes, none are left       | give up (unanswered) |
     | external | yes             | yes                   | yes                      | replay               |
-    | external | yes             | no                    | yes                      | hold (key_window)    |
-    | external | no              | any                   | yes                      | hold (no_key)        |
+    | external | yes             | no                    | yes, can be probed       | probe                |
+    | external | yes             | no                    | yes, can't be probed     | hold (key_window)    |
+    | external | no              | any                   | yes, can be probed       | probe                |
+    | external | no              | any                   | yes, can't be probed     | hold (no_key)        |
     | any      | any             | any                   | no                       | hold (tool_gone, scope_changed) |
+
+    *Probe*: found → applied, absent → sent again, unclear → asked again and, after `probe_tries` answers, held; many →
+    the run is frozen as diverged. With `ttl_from = "completed"` a replay waits until no older attempt can land.
     """
     changed = scope_change(stored, today)
     if changed:
@@ -38,16 +46,36 @@ def judge(step: Step, stored: Contract, today: Contract | None, now: Now) -> tup
         return "give_up", "unanswered"
     if not step.is_mutating:
         return "ask_again", "no_effect"
-    if not stored.dedups:
-        return "hold", "no_key"
-    if not window_open(step, stored, now):
-        return "hold", "key_window"
+    if not stored.dedups or not window_open(step, stored, now):
+        return "hold" if stored.probe is None else "probe", "key_window" if stored.dedups else "no_key"
+    if stored.ttl_from == "completed" and any(now.ms < attempt.deadline_ms for attempt in step.doubts):
+        return "wait", "older_attempt"
     return "replay", "deduped"
+
+
+def clear_ms(step: Step) -> int:
+    """From when on nothing of the step can land or turn up any more, by the contract's word."""
+    return max((attempt.deadline_ms for attempt in step.doubts), default=0) + max(step.lag_ms, 0)
+
+
+def probe_due_ms(step: Step, *, window_is_over: bool = False) -> int:
+    """When the provider may be asked (again) whether the step took effect; 0: never, as things stand.
+
+    Not while a replay is the better answer, not before every attempt's deadline and lag, and with a growing pause.
+    """
+    if step.lag_ms < 0 or step.state not in ("in_doubt", "held") or step.closed_by is not None:
+        return 0
+    due = clear_ms(step) + 1
+    if step.state == "in_doubt" and step.window_ms and not window_is_over and step.first_sent is not None:
+        due = max(due, step.first_sent.admitted_ms + step.window_ms)
+    if step.probed_ms:
+        due = max(due, step.probed_ms + min(PROBE_PAUSE_FIRST_MS << max(step.probes - 1, 0), PROBE_PAUSE_MAX_MS))
+    return due
 
 
 def asks_billed(step: Step) -> int:
     """How many askings of a model may have been billed without an answer that counts."""
-    return sum(1 for attempt in step.attempts if attempt.state in NOT_SETTLED)
+    return len(step.doubts)
 
 
 def scope_change(stored: Contract, today: Contract | None) -> str:
@@ -64,16 +92,12 @@ def window_open(step: Step, contract: Contract, now: Now) -> bool:
         return True
     if now.wall_ms + contract.margin_ms < now.mark_ms:
         return False
-    room = contract.timeout_ms + contract.margin_ms
-    elapsed = max(now.ms - first.admitted_ms, now.wall_ms - first.admitted_wall_ms)
-    return elapsed + room < contract.key_ttl_ms
+    return max(now.ms - first.admitted_ms, now.wall_ms - first.admitted_wall_ms) < contract.window_ms
 
 
 def other_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
     """The other attempts of the step that may still have had an effect."""
-    return tuple(
-        other for other in step.attempts if other.number != attempt.number and other.state in ("out", "doubted", "lost")
-    )
+    return tuple(other for other in step.doubts if other.number != attempt.number)
 
 
 def refusal_settles_older(step: Step, attempt: Attempt, contract: Contract, now: Now) -> bool:

@@ -28,6 +28,7 @@ Kind = Literal[
     "step_doubted",
     "step_presumed",
     "step_held",
+    "probe_answered",
     "step_resolved",
     "step_withdrawn",
     "undo_begun",
@@ -37,9 +38,18 @@ Kind = Literal[
     "checkpoint_saved",
     "run_frozen",
     "run_thawed",
+    "run_paused",
+    "run_resumed",
     "run_failing",
+    "run_cancelling",
     "run_completed",
     "run_failed",
+    "run_cancelled",
+    "replica_lost",
+    "write_fenced",
+    "write_applied",
+    "write_committed",
+    "write_dropped",
 ]
 
 CHAIN_START = "0" * 64  # the digest before a run's first event

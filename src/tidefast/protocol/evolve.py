@@ -6,12 +6,14 @@ steps on the head is kept here and nowhere else, which is why the rules about a 
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from tidefast.protocol.doubt import probe_due_ms
 from tidefast.protocol.events import Event, chain
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.lease import pause_ms
 from tidefast.protocol.records import (
+    HAD_NO_EFFECT,
     NOT_SETTLED,
     Attempt,
     AttemptState,
@@ -37,7 +39,10 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    before = steps.get(step_id)
+    step = steps[step_id] = _step_event(step_id, before, event, data)
+    if head.parked and before is not None and before.state == "held" != step.state:
+        head = head._replace(parked=False)
     still_open = open_steps(head.open, step, event.at_ms)
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
@@ -46,11 +51,13 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         view.namespace,
         view.incarnation,
         view.instances,
-        _moved(head, event, still_open),
+        _moved(head, event, step, still_open),
         steps,
         view.contracts,
         view.forgotten,
         view.recovery,
+        view.workspace,
+        view.workspace_id,
     )
 
 
@@ -59,15 +66,20 @@ _PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "s
 _PLACE = {name: place for place, name in enumerate(RunHead._fields)}
 _VERSION, _SEQ, _DIGEST, _OPEN = _PLACE["version"], _PLACE["seq"], _PLACE["digest"], _PLACE["open"]
 _GRANTS, _NOT_BEFORE, _DIVERGED = _PLACE["grants_without_progress"], _PLACE["not_before_ms"], _PLACE["diverged"]
+_LAST_STEP, _TO_UNDO = _PLACE["last_step"], _PLACE["to_undo"]
 
 
-def _moved(head: RunHead, event: Event, still_open: tuple[OpenStep, ...]) -> RunHead:
+def _moved(head: RunHead, event: Event, step: Step, still_open: tuple[OpenStep, ...]) -> RunHead:
     """The head after a step's event. `_replace` in half its time: this is run for each of them."""
     fields: list[Any] = list(head)
     fields[_VERSION] += 1
     fields[_SEQ] = event.seq
     fields[_DIGEST] = chain(head.digest, event)
     fields[_OPEN] = still_open
+    fields[_LAST_STEP] = step.step_id
+    if head.to_undo and step.state in ("rejected", "compensated"):
+        # A step that had no effect, or none any more, and one whose undo a person has called off.
+        fields[_TO_UNDO] = tuple([left for left in head.to_undo if left not in (step.step_id, step.undo_of)])
     if event.kind in _PROGRESS:
         fields[_GRANTS] = fields[_NOT_BEFORE] = 0
         fields[_DIVERGED] = _still_diverged(head.diverged, event)
@@ -97,8 +109,8 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
         case "lease_preempted":
             return _lease_ended(head, event, "preempted")
         case "lease_released":
-            released = _lease_ended(head, event, "released")
-            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+            parked = data["reason"] == "held" and bool(head.held_steps)
+            return _lease_ended(head, event, "released")._replace(parked=parked)
         case "checkpoint_saved":
             return head._replace(
                 checkpoint=data["number"],
@@ -113,14 +125,22 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
             return head._replace(frozen=data["reason"], diverged=(*head.diverged, *step))
         case "run_thawed":
             return head._replace(frozen="", grants_without_progress=0, not_before_ms=0)
-        case "run_failing":
-            return head._replace(failing_seq=event.seq, end_digest=data["error_digest"])
+        case "run_paused" | "run_resumed":
+            return head._replace(paused=event.kind == "run_paused")
+        case "run_failing" | "run_cancelling":
+            return head._replace(
+                ending="failing" if event.kind == "run_failing" else "cancelling",
+                ending_seq=event.seq,
+                end_digest=data.get("error_digest", ""),
+                to_undo=tuple(map(StepId, data["undo"])),
+            )
         case "run_completed":
             ended = _lease_ended(head, event, "completed")
             return ended._replace(end="completed", end_seq=event.seq, end_digest=data["result_digest"])
-        case "run_failed":
-            ended = _lease_ended(head, event, "failed")
-            return ended._replace(end="failed", end_seq=event.seq, end_digest=data["error_digest"])
+        case "run_failed" | "run_cancelled":
+            how: Literal["failed", "cancelled"] = "failed" if event.kind == "run_failed" else "cancelled"
+            ended = _lease_ended(head, event, how)
+            return ended._replace(end=how, end_seq=event.seq, end_digest=data.get("error_digest", ""))
         case _:
             raise ValueError(f"the event {event.kind} belongs to a step, but names none")
 
@@ -137,6 +157,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
         recovery=_recovery(data),
@@ -160,7 +181,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
             return _fenced_again(step, event, data)
         case "step_presumed":
             state: StepState = "held" if step.state == "held" else "in_doubt"
-            return step._replace(state=state, attempts=(*step.attempts, _presumed(data)))
+            return _with_call(step._replace(state=state, attempts=(*step.attempts, _presumed(data))), event, data)
         case "step_committed":
             has_receipt = "attempt" in data
             return step._replace(
@@ -186,7 +207,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 state="rejected",
                 attempts=attempts,
                 receipt_seq=event.seq,
-                reason="refused",
+                reason="precondition" if data["reason"] == "precondition" else "refused",
                 settled_seq=event.seq,
             )
         case "step_doubted":
@@ -195,6 +216,8 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
         case "step_held":
             held = _booked(step, data, "refused") if "attempt" in data else step
             return held._replace(state="held", reason=data["reason"])
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case _:
@@ -210,7 +233,13 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":
-            return _booked(step, data, "applied")
+            return step if data.get("is_gone") else _booked(step, data, "applied")
+        case "replica_lost":
+            absent = tuple(
+                attempt._replace(state="absent") if attempt.state not in HAD_NO_EFFECT else attempt
+                for attempt in step.attempts
+            )
+            return step._replace(state="pending", attempts=absent, receipt_seq=0, reason="replica_lost")
         case _:
             raise ValueError(f"the event {event.kind} can't happen to the step {step.step_id}")
 
@@ -218,6 +247,8 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
 def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
     if event.kind == "step_result":
         return _local_step(step_id, event)
+    if event.kind == "step_held" and "undo_of" in data:
+        return _unwritten_undo(step_id, event, data)
     if event.kind not in ("step_fenced", "step_presumed"):
         raise ValueError(f"the event {event.kind} names a step that no intent made")
     is_sent = event.kind == "step_fenced"
@@ -241,6 +272,11 @@ def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
         None,  # closed_by
         "",  # reason
         0,  # settled_seq
+        data.get("lag_ms", -1),
+        data.get("window_ms", 0),
+        data.get("independent", False),
+        0,  # probes
+        0,  # probed_ms
     )
 
 
@@ -264,12 +300,51 @@ def _local_step(step_id: StepId, event: Event) -> Step:
         closed_by=None,
         reason="",
         settled_seq=event.seq,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
+    )
+
+
+def _unwritten_undo(step_id: StepId, event: Event, data: Data) -> Step:
+    """An undo that can't be written as a call: held before its first attempt."""
+    return Step(
+        step_id=step_id,
+        kind="undo",
+        state="held",
+        tool=data["tool"],
+        effect="external",
+        call_digest="",
+        key=data["key"],
+        contract="",
+        scope="",
+        dedups=False,
+        attempts=(),
+        intent_seq=0,
+        receipt_seq=0,
+        epoch=event.epoch,
+        undo_of=StepId(data["undo_of"]),
+        closed_by=None,
+        reason=data["reason"],
+        settled_seq=0,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
     )
 
 
 def _fenced_again(step: Step, event: Event, data: Data) -> Step:
     attempts = (*step.attempts, _attempt(event, data))
-    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="")
+    step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="", probes=0, probed_ms=0)
+    return _with_call(step, event, data)
+
+
+def _with_call(step: Step, event: Event, data: Data) -> Step:
+    """The step with the call that an intent holds; as it was, if the intent only points at the stored one."""
     if "tool" not in data:
         return step
     return step._replace(
@@ -280,7 +355,21 @@ def _fenced_again(step: Step, event: Event, data: Data) -> Step:
         scope=data["scope"],
         dedups=data["dedups"],
         intent_seq=event.seq,
+        lag_ms=data.get("lag_ms", -1),
+        window_ms=data.get("window_ms", 0),
+        is_independent=data.get("independent", False),
     )
+
+
+def _probed(step: Step, event: Event, data: Data) -> Step:
+    asked = step._replace(probed_ms=data["asked_ms"], state=data["state"])
+    match data["answer"]:
+        case "found":
+            return asked._replace(receipt_seq=event.seq)
+        case "absent":
+            return asked._replace(attempts=_all_open(step.attempts, "absent"))
+        case _:
+            return asked._replace(probes=step.probes + 1)
 
 
 def _attempt(event: Event, data: Data) -> Attempt:
@@ -360,5 +449,7 @@ def open_steps(before: tuple[OpenStep, ...], step: Step, at_ms: int) -> tuple[Op
         step.undo_of,
         min([attempt.epoch for attempt in on_wire], default=Epoch(0)),  # wire_epoch
         max([attempt.deadline_ms for attempt in on_wire], default=0),  # wire_until_ms
+        probe_due_ms(step),
+        step.is_independent,
     )
     return (*kept, entry)

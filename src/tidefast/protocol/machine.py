@@ -16,48 +16,78 @@ same everywhere.
 
 from typing import NamedTuple, assert_never
 
-from tidefast.protocol import checkpoint, compensation, lease, resolve, run, step
+from tidefast.protocol import (
+    checkpoint,
+    compensation,
+    ending,
+    join,
+    lease,
+    oversight,
+    probing,
+    replica,
+    resolve,
+    run,
+    step,
+    write,
+)
 from tidefast.protocol.commands import (
     Admit,
+    AnswerProbe,
+    Cancel,
     Command,
     Compensate,
     Complete,
     CreateRun,
     Fail,
+    Freeze,
     Grant,
+    GrantReplica,
     Lapse,
+    LapseReplica,
+    LoseWrite,
     MarkLost,
+    Pause,
     Preempt,
     Release,
+    ReleaseReplica,
     Renew,
+    RenewReplica,
     Resolve,
+    Resume,
     SaveCheckpoint,
     SaveResult,
     Settle,
     Thaw,
 )
-from tidefast.protocol.ids import RunId, StepId, asked_by
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId, asked_by
 from tidefast.protocol.records import Now, View
 from tidefast.protocol.verdicts import Decision
 
 UNDO_SUFFIX = "~undo"
+OfWorkspace = LoseWrite | GrantReplica | RenewReplica | ReleaseReplica | LapseReplica
 
 
 class Needs(NamedTuple):
-    """Which rows a rule must see. The head of the run is always among them."""
+    """Which rows a rule must see: the run's head (unless the command is about a workspace alone), and more.
 
-    run_id: RunId
+    Where one of `steps` writes to a workspace, its head is among them.
+    """
+
+    run_id: RunId | None
     steps: tuple[StepId, ...] = ()
-    open_steps: bool = False  # every step that the head lists as open
+    effects: bool = False  # every open step of the run, and every mutating one
     forgotten: bool = False  # mutating steps settled since the newest checkpoint that the live epoch didn't ask for
+    workspace_id: WorkspaceId | None = None
 
 
 def needs(command: Command) -> Needs:
     """The rows that `decide` must be shown for this command, known from the command alone."""
     match command:
-        case Admit() | SaveResult():
+        case Admit():
+            return Needs(command.right.run_id, with_target(command.step_id), workspace_id=command.workspace_id)
+        case SaveResult():
             return Needs(command.right.run_id, with_target(command.step_id))
-        case Settle() | MarkLost() | Resolve():
+        case Settle() | AnswerProbe() | MarkLost() | Resolve():
             return Needs(command.run_id, with_target(command.step_id))
         case Compensate():
             return Needs(command.right.run_id, (command.undo_step_id, command.step_id))
@@ -66,9 +96,17 @@ def needs(command: Command) -> Needs:
         case Complete():
             return Needs(command.right.run_id, forgotten=True)
         case Fail():
-            return Needs(command.right.run_id, open_steps=True)
-        case CreateRun() | Grant() | Lapse() | Preempt() | Thaw():
+            return Needs(command.right.run_id, effects=True)
+        case Cancel():
+            return Needs(command.run_id, effects=True)
+        case CreateRun() | Grant() | Lapse() | Preempt() | Pause() | Resume() | Freeze() | Thaw():
             return Needs(command.run_id)
+        case GrantReplica() | LapseReplica():
+            return Needs(None, workspace_id=command.workspace_id)
+        case RenewReplica() | ReleaseReplica():
+            return Needs(None, workspace_id=command.right.workspace_id)
+        case LoseWrite():
+            return Needs(command.run_id, (command.step_id,), workspace_id=command.workspace_id)
         case _:
             assert_never(command)
 
@@ -83,11 +121,18 @@ def with_target(step_id: StepId) -> tuple[StepId, ...]:
 
 def decide(view: View, command: Command, now: Now) -> Decision:
     """Judge a command against what it needed to see. Never raises for a bad command."""
+    decision = _decide(view, command, now)
+    return decision if view.workspace_id is None else join.beside(view, command, decision, now)
+
+
+def _decide(view: View, command: Command, now: Now) -> Decision:
     match command:
         case Admit():
             return step.admit(view, command, now)
         case Settle():
             return step.settle(view, command, now)
+        case AnswerProbe():
+            return probing.answer_probe(view, command, now)
         case SaveResult():
             return step.save_result(view, command, now)
         case SaveCheckpoint():
@@ -108,19 +153,41 @@ def decide(view: View, command: Command, now: Now) -> Decision:
             return _decide_rare(view, command, now)
 
 
-def _decide_rare(view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw | Resolve, now: Now) -> Decision:
+def _decide_rare(
+    view: View,
+    command: Fail | Cancel | Lapse | MarkLost | Preempt | Pause | Resume | Freeze | Thaw | Resolve | OfWorkspace,
+    now: Now,
+) -> Decision:
     match command:
         case Fail():
-            return run.fail(view, command, now)
+            return ending.fail(view, command, now)
+        case Cancel():
+            return ending.cancel(view, command, now)
         case Lapse():
             return lease.lapse(view, command, now)
         case MarkLost():
             return step.mark_lost(view, command, now)
         case Preempt():
-            return lease.preempt(view, command, now)
+            return oversight.preempt(view, command, now)
+        case Pause():
+            return oversight.pause(view, command, now)
+        case Resume():
+            return oversight.resume(view, command, now)
+        case Freeze():
+            return oversight.freeze(view, command, now)
         case Thaw():
-            return lease.thaw(view, command, now)
+            return oversight.thaw(view, command, now)
         case Resolve():
             return resolve.resolve(view, command, now)
+        case LoseWrite():
+            return write.lose_write(view, command, now)
+        case GrantReplica():
+            return replica.grant_replica(view, command, now)
+        case RenewReplica():
+            return replica.renew_replica(view, command, now)
+        case ReleaseReplica():
+            return replica.release_replica(view, command, now)
+        case LapseReplica():
+            return replica.lapse_replica(view, command, now)
         case _:
             assert_never(command)

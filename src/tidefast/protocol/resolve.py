@@ -8,9 +8,12 @@ dated by when it was asked for. Of a step that diverged, applied and compensated
 
 from tidefast.protocol.canonical import text_json
 from tidefast.protocol.commands import Resolve
+from tidefast.protocol.doubt import clear_ms
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
-from tidefast.protocol.records import NOT_SETTLED, Now, RunHead, Step, StepState, View
+from tidefast.protocol.oversight import moved
+from tidefast.protocol.probing import is_owner_silent
+from tidefast.protocol.records import Now, RunHead, Step, StepState, View
 from tidefast.protocol.recovery import may_be_lost
 from tidefast.protocol.step import presume
 from tidefast.protocol.verdicts import Decision, Settled
@@ -35,6 +38,9 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
         "committed",
     ):
         return accept(head, Settled(step.state, joined=False))
+    looked_before = moved(head, command.expect_epoch)
+    if looked_before is not None:
+        return looked_before
     if command.expect_attempts is not None and command.expect_attempts != len(step.attempts):
         return refuse(
             head,
@@ -86,15 +92,13 @@ def _too_early(view: View, head: RunHead, step: Step, command: Resolve, now: Now
     """*It did not happen* can be said once nothing of the step can land any more, by someone who looked after that."""
     if command.verdict == "applied":
         return None
-    open_attempts = [attempt for attempt in step.attempts if attempt.state in NOT_SETTLED]
-    last_deadline = max((attempt.deadline_ms for attempt in open_attempts), default=0)
-    if now.ms <= last_deadline:
-        return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=last_deadline)
+    clear_at = clear_ms(step)
+    if now.ms <= clear_at:
+        return refuse(head, "step_in_flight", "on_the_wire", step=step.step_id, until_ms=clear_at)
     if command.looked_at_ms is None or command.looked_at_ms > now.ms:
-        return refuse(head, "invalid", "looked_at", step=step.step_id, now_ms=now.ms, look_after_ms=last_deadline)
-    if command.looked_at_ms <= last_deadline:
-        return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=last_deadline)
-    silent = [attempt for attempt in open_attempts if attempt.state == "lost" and attempt.owner in view.instances]
-    if silent and not view.contracts[step.contract].dedups:
+        return refuse(head, "invalid", "looked_at", step=step.step_id, now_ms=now.ms, look_after_ms=clear_at)
+    if command.looked_at_ms <= clear_at:
+        return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=clear_at)
+    if is_owner_silent(view, step):
         return refuse(head, "step_in_flight", "owner_silent", step=step.step_id)
     return None

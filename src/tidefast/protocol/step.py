@@ -15,10 +15,10 @@ from typing import assert_never
 from tidefast.protocol.canonical import JSON, canonical, text_json
 from tidefast.protocol.commands import Admit, Compensate, MarkLost, SaveResult, Settle
 from tidefast.protocol.contracts import Contract, contract_digest
-from tidefast.protocol.doubt import judge, other_doubt, refusal_settles_older, scope_change
+from tidefast.protocol.doubt import clear_ms, judge, other_doubt, probe_due_ms, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import (
     HAD_NO_EFFECT,
     MUTATING,
@@ -32,7 +32,10 @@ from tidefast.protocol.records import (
     View,
 )
 from tidefast.protocol.recovery import is_presumed, may_be_lost, presumed, presumed_members
-from tidefast.protocol.verdicts import Answer, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.verdicts import Answer, Ask, Decision, Refused, Send, Settled, Wait
+from tidefast.protocol.write import ask, receipt_refused
+
+RENDERED = frozenset(("http", "smtp", "model"))  # kinds whose intent holds the rendered request
 
 
 def admit(view: View, command: Admit, now: Now) -> Decision:
@@ -61,11 +64,6 @@ def admit(view: View, command: Admit, now: Now) -> Decision:
     return answer_known(view, head, step, command, now)
 
 
-def not_running(head: RunHead) -> Decision | None:
-    """The refusal of new work while a run is frozen; None otherwise."""
-    return refuse(head, "run_frozen", head.frozen) if head.frozen else None
-
-
 def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
     """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
     return (
@@ -78,8 +76,8 @@ def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
 
 def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed
@@ -128,6 +126,11 @@ def first_sending(
         closed_by=None,
         reason="",
         settled_seq=0,
+        lag_ms=-1 if contract.probe is None else contract.probe.lag_ms,
+        window_ms=contract.window_ms,
+        is_independent=contract.independent,
+        probes=0,
+        probed_ms=0,
     )
     known = view._replace(contracts={**view.contracts, step.contract: contract})
     return _ask_in_doubt(known, head, step, command, now, *before, event)._replace(contract=contract)
@@ -165,24 +168,27 @@ def unfit(command: Admit | Compensate, contract: Contract) -> str:
     """Why no intent can be made of this call: its arguments don't fit, or nothing was rendered that could be stored."""
     if isinstance(command, Admit) and command.args_problem:
         return command.args_problem
-    return "no request was rendered" if contract.kind != "python" and command.request is None else ""
+    return "no request was rendered" if contract.kind in RENDERED and command.request is None else ""
 
 
 def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     """A step that the books know: what its state allows."""
     if step.closed_by is not None:
         return accept(head, answer(step))
+    stopped = not_running(head)
     match step.state:
         case "committed" | "compensated":
             return accept(head, answer(step))
-        case _ if head.frozen:
-            return refuse(head, "run_frozen", head.frozen)
+        case _ if stopped is not None:
+            return stopped
+        case "applied" | "fenced" | "in_doubt" if step.effect == "workspace" and (told := ask(view, head, step, now)):
+            return told
         case "applied":
             return join(head, step, command.right.epoch, now)
         case "rejected":
             return refuse(head, "step_rejected", step.reason, step=step.step_id, receipt_seq=step.receipt_seq)
         case "held":
-            return refuse(head, "step_held", step.reason, steps=[step.step_id])
+            return refuse(head, "step_held", step.reason, **held_facts(step))
         case "fenced":
             return _ask_fenced(view, head, step, command, now)
         case "in_doubt":
@@ -239,6 +245,10 @@ def _ask_in_doubt(
         return _hold(head, step, reason, command.right.epoch, now, *before)
     if verb == "give_up":
         return _give_up(head, step, reason, command.right.epoch, now, *before)
+    if verb == "probe":
+        return accept(head, Ask(step.step_id, len(step.attempts), probe_due_ms(step, window_is_over=True)), *before)
+    if verb == "wait":
+        return accept(head, Wait("step_pending", reason, clear_ms(step), step.step_id), *before)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if step.is_mutating else None
     if blocked is not None:
         return blocked
@@ -247,10 +257,12 @@ def _ask_in_doubt(
 
 def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     """A step that is proved to have had no effect so far: sent again as stored, or restated."""
+    if not step.contract:  # an undo that no call was written for; `compensate` writes it
+        return refuse(head, "not_found", "tool_unknown", tool=step.tool)
     if _is_in_the_gap(head, step):
         return _ask_in_doubt(view, head, step, command, now)
-    if head.is_failing and step.undo_of is None:
-        return refuse(head, "run_ending", "failing")
+    if head.ending and step.undo_of is None:
+        return refuse(head, "run_ending", head.ending)
     is_mutating = step.is_mutating or (command.contract is not None and command.contract.effect in MUTATING)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if is_mutating else None
     if blocked is not None:
@@ -269,8 +281,12 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
     """Nothing may be done automatically: a person is asked."""
     data = object_json(attempts=str(len(step.attempts)), reason=text_json(reason))
     held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
-    facts: dict[str, JSON] = {"steps": [step.step_id]}
-    return accept(head, Refused("step_held", reason, facts), *before, held)
+    return accept(head, Refused("step_held", reason, held_facts(step)), *before, held)
+
+
+def held_facts(step: Step) -> dict[str, JSON]:
+    """What a holder hears of a held step: which one, and whether the run may go on without it."""
+    return {"steps": [step.step_id], **({"independent": True} if step.is_independent else {})}
 
 
 def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
@@ -307,7 +323,8 @@ def _send_again(
         wall_ms=str(now.wall_ms),
     )
     event = record(head, now, "step_fenced", data, step=step.step_id, epoch=command.right.epoch, after=len(before))
-    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True)
+    is_first = step.first_sent is None
+    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True, is_first=is_first)
     return accept(head, verdict, *before, event)
 
 
@@ -316,7 +333,7 @@ def blocked_by(head: RunHead, step_id: StepId, undo_of: StepId | None, now: Now)
     for other in head.open:
         if not other.is_mutating or other.step_id == step_id:
             continue
-        if other.state == "held" and other.step_id != undo_of:
+        if other.state == "held" and other.step_id != undo_of and not other.is_independent:
             return refuse(head, "step_held", "run_held", steps=[other.step_id])
         if _may_land(other, head.epoch, now):
             return accept(head, Wait("step_pending", "older_attempt", other.wire_until_ms, other.step_id))
@@ -350,16 +367,23 @@ def new_intent(
         "undo_of": undo_of,
         "wall_ms": now.wall_ms,
     }
+    independent = lag = window = ""  # only where the contract says so: most don't
+    if contract.independent:
+        known["independent"], independent = True, '"independent":true,'
+    if contract.probe is not None:
+        known["lag_ms"], known["window_ms"] = contract.probe.lag_ms, contract.window_ms
+        lag, window = f'"lag_ms":{contract.probe.lag_ms},', f',"window_ms":{contract.window_ms}'
     request = "null" if command.request is None else command.request.to_json()
     data = (  # in the order of the names, so that this is the canonical text
         f'{{"args":{command.args_json},"attempt":{number},"call_digest":"{command.call_digest}","contract":"{name}",'
         f'"deadline_ms":{command.deadline_ms},"dedups":{"true" if contract.dedups else "false"},'
-        f'"effect":"{contract.effect}","key":"{key}","older_over":true,"owner":{text_json(command.owner)},'
+        f'"effect":"{contract.effect}",{independent}"key":"{key}",{lag}"older_over":true,'
+        f'"owner":{text_json(command.owner)},'
         f'"request":{request},"scope":{text_json(contract.scope)},"tool":{text_json(command.tool)},'
-        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}}}'
+        f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}{window}}}'
     )
     event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
-    return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
+    return Send(number, key, contract, event.seq, command.deadline_ms, False, name, is_first=True), event
 
 
 def lost_event(head: RunHead, step: Step, now: Now) -> Event:
@@ -396,7 +420,7 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
     if attempt.state not in ("out", "lost") or step.state not in ("fenced", "in_doubt", "held"):
         return accept(head, _standing(step))
     match command.outcome:
-        case "refused":
+        case "refused" | "unmet":
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
@@ -415,6 +439,10 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
     data = object_json(attempt=str(attempt.number), receipt=command.receipt_json)
     if attempt.state == "applied":
         return accept(head, _standing(step))
+    if step.effect == "workspace":
+        refused = receipt_refused(view, head, step, attempt, command, now)
+        if refused is not None:
+            return refused
     if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:
@@ -444,7 +472,7 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
     if others and not settles_older:
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
-    if tries < contract.retries and not contract.stored_failures:
+    if command.outcome == "refused" and tries < contract.retries and not contract.stored_failures:
         return _settled(head, step, attempt, "step_refused", command, now, "pending")
     if step.undo_of is not None:
         data = object_json(
@@ -509,10 +537,11 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         if step.kind != "local":
             return refuse(head, "step_conflict", "other_kind", step=step.step_id, stored_tool=step.tool)
         return accept(head, answer(step))
-    if head.frozen:
-        return refuse(head, "run_frozen", head.frozen)
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    stopped = not_running(head)
+    if stopped is not None:
+        return stopped
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed

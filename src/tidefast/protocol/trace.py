@@ -30,17 +30,21 @@ NONE = Epoch(0)
 ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
     "create": frozenset(("run_created",)),
     "grant": frozenset(("lease_granted",)),
-    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected")),
-    "compensate": frozenset(("step_committed", "step_applied", "step_resolved")),
+    "apply": frozenset(("step_committed", "step_applied", "step_resolved", "step_rejected", "probe_answered")),
+    "compensate": frozenset(("step_committed", "step_applied", "step_resolved", "probe_answered")),
     "settle": frozenset((*OUTCOMES, "step_held", "late_receipt")),
     "result": frozenset(("step_result",)),
     "checkpoint": frozenset(("checkpoint_saved",)),
     "release": frozenset(("lease_released",)),
     "complete": frozenset(("run_completed",)),
-    "fail": frozenset(("run_failing", "run_failed")),
+    "fail": frozenset(("run_failing", "run_failed", "run_cancelled")),
     "resolve": frozenset(("step_resolved",)),
     "preempt": frozenset(("lease_preempted",)),
+    "pause": frozenset(("run_paused",)),
+    "resume": frozenset(("run_resumed",)),
+    "freeze": frozenset(("run_frozen",)),
     "thaw": frozenset(("run_thawed",)),
+    "cancel": frozenset(("run_cancelling", "run_cancelled")),
 }
 TOLD_ITS_EPOCH = frozenset(("grant", "result", "checkpoint", "release", "complete", "fail"))
 
@@ -113,6 +117,7 @@ class Facts(NamedTuple):
     since_seq: int = 0  # the event that brought it into its state
     settled_seq: int = 0
     was_held: bool = False
+    lag_ms: int = 0
 
     @property
     def is_mutating(self) -> bool:
@@ -120,7 +125,9 @@ class Facts(NamedTuple):
 
     @property
     def is_unsettled(self) -> bool:
-        if self.state in ("fenced", "in_doubt", "held", "applied") or (self.state == "pending" and self.attempts):
+        if self.state in ("fenced", "in_doubt", "held", "applied"):
+            return True
+        if self.state == "pending" and (self.attempts or self.undo_of is not None):
             return True
         return self.closed_by is not None and self.state != "compensated"
 
@@ -151,7 +158,9 @@ class RunFacts(NamedTuple):
     expires_at_ms: int = 0
     checkpoint: int = 0
     frozen: str = ""
-    is_failing: bool = False
+    paused: bool = False
+    ending: str = ""
+    to_undo: tuple[str, ...] = ()
     end: str = ""
     grants: int = 0  # since the last progress
     is_recovered: bool = False  # its newest epoch was granted in the window after a restore
@@ -226,6 +235,9 @@ def fold(history: History, start: Start = Start()) -> Trace:  # noqa: B008 - imm
         for changed in _steps_after(steps, step, event, data):
             steps[changed.step_id] = changed
             still_open = _open_after(still_open, changed, event.at_ms)
+            if run.to_undo and changed.state in ("rejected", "compensated"):
+                gone = (changed.step_id, changed.undo_of)
+                run = run._replace(to_undo=tuple(name for name in run.to_undo if name not in gone))
     kinds = {kind: tuple(found) for kind, found in by_kind.items()}
     return Trace(history, tuple(moments), kinds, run, steps, granted)
 
@@ -257,6 +269,19 @@ def text(data: Mapping[str, JSON], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def texts(data: Mapping[str, JSON], name: str) -> tuple[str, ...]:
+    """A list of texts; what else is in it is left out."""
+    value = data.get(name)
+    return tuple(part for part in value if isinstance(part, str)) if isinstance(value, list) else ()
+
+
+def is_gone(moment: Moment) -> bool:
+    """Whether an event tells of a disk that is gone, or of what may have escaped from it."""
+    kind, data = moment.event.kind, moment.data
+    is_late = kind == "late_receipt" and data.get("is_gone") is True
+    return kind == "replica_lost" or is_late or (kind == "step_held" and text(data, "reason") == "escaped")
+
+
 def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFacts:
     run = run._replace(last_ms=max(run.last_ms, event.at_ms))
     if event.kind in PROGRESS:
@@ -279,12 +304,12 @@ def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFact
             return run._replace(frozen=text(data, "reason"))
         case "run_thawed":
             return run._replace(frozen="", grants=0)
-        case "run_failing":
-            return run._replace(is_failing=True)
-        case "run_completed":
-            return run._replace(live=NONE, end="completed")
-        case "run_failed":
-            return run._replace(live=NONE, end="failed")
+        case "run_paused" | "run_resumed":
+            return run._replace(paused=event.kind == "run_paused")
+        case "run_failing" | "run_cancelling":
+            return run._replace(ending=event.kind.removeprefix("run_"), to_undo=texts(data, "undo"))
+        case "run_completed" | "run_failed" | "run_cancelled":
+            return run._replace(live=NONE, end=event.kind.removeprefix("run_"))
         case _:
             return run
 
@@ -297,6 +322,8 @@ def _steps_after(
         return
     if event.kind in INTENTS:
         yield _fenced(step, event.step_id, event, data)
+    elif event.kind == "step_held" and step is None:
+        yield _unwritten(event.step_id, event, data)
     elif event.kind == "step_result":
         yield Facts(event.step_id, "committed", epoch=event.epoch, since_seq=event.seq, settled_seq=event.seq)
     elif step is not None:
@@ -304,6 +331,13 @@ def _steps_after(
         target = steps.get(step.undo_of) if step.undo_of is not None else None
         if target is not None and event.kind == "step_resolved" and text(data, "state") == "rejected":
             yield target._replace(closed_by=None)
+
+
+def _unwritten(step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
+    """An undo that no call could be written for, held before its first attempt."""
+    undo_of = StepId(text(data, "undo_of")) or None
+    held = Facts(step_id, "held", text(data, "tool"), "external", key=text(data, "key"), undo_of=undo_of)
+    return held._replace(epoch=event.epoch, since_seq=event.seq, was_held=True)
 
 
 def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
@@ -331,6 +365,7 @@ def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str
         key=before.key or text(data, "key"),
         contract=text(data, "contract"),
         dedups=data.get("dedups") is True,
+        lag_ms=number(data, "lag_ms"),
         intent_seq=event.seq,
         undo_of=StepId(text(data, "undo_of")) or None,
     )
@@ -360,6 +395,8 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
             return _moved(_booked(step, place, outcome), text(data, "state") or "in_doubt", event.seq)
         case "step_held":
             return _moved(_booked(step, place, "refused"), "held", event.seq)._replace(was_held=True)
+        case "probe_answered":
+            return _probed(step, event, data)
         case "step_resolved":
             return _resolved(step, event, data)
         case "step_withdrawn":
@@ -369,7 +406,9 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
         case "step_compensated":
             return _moved(step, "compensated", event.seq)
         case "late_receipt":
-            return _booked(step, place, "applied")
+            return step if data.get("is_gone") is True else _booked(step, place, "applied")
+        case "replica_lost":
+            return _moved(_all_but_harmless(step, "absent"), "pending", event.seq)._replace(receipts=frozenset())
         case _:
             return step
 
@@ -383,9 +422,24 @@ def _booked(step: Facts, place: int, state: str) -> Facts:
     return step._replace(attempts=attempts)
 
 
+def _all_but_harmless(step: Facts, state: str) -> Facts:
+    """Each attempt that had or may have had its effect: it is gone with the disk that it was made on."""
+    attempts = tuple(sent if sent.state in HARMLESS else sent._replace(state=state) for sent in step.attempts)
+    return step._replace(attempts=attempts)
+
+
 def _all_open(step: Facts, state: str) -> Facts:
     attempts = tuple(sent._replace(state=state) if sent.state in OPEN else sent for sent in step.attempts)
     return step._replace(attempts=attempts)
+
+
+def _probed(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
+    state, answer = text(data, "state"), text(data, "answer")
+    if answer == "absent":
+        step = _all_open(step, "absent")
+    if answer == "found":
+        step = step._replace(receipts=step.receipts | {event.seq})
+    return step if state == step.state else _moved(step, state, event.seq)
 
 
 def _resolved(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
@@ -443,6 +497,30 @@ def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
     is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
     status, body = number(receipt, "status"), receipt.get("body")
     return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
+
+
+def froze(trace: Trace, moment: Moment) -> bool:
+    after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
+    return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
+
+
+def overtaken(moment: Moment, step: Facts) -> str:
+    """Why a provider's word on a doubt came too late to count; empty if it didn't."""
+    if step.state not in ("in_doubt", "held") or step.closed_by is not None:
+        return f"a provider's word on it was taken though it was {step.state}" + (" and closed" * bool(step.closed_by))
+    asked = number(moment.data, "attempts")
+    if asked != len(step.attempts):
+        return f"a provider was asked about {asked} attempts, but its word was taken about {len(step.attempts)}"
+    return ""
+
+
+def asked_early(moment: Moment, step: Facts) -> str:
+    """Why a provider was asked too early to know; empty if it wasn't."""
+    asked_ms = number(moment.data, "asked_ms")
+    last = max((sent.deadline_ms for sent in step.open_attempts()), default=0) + step.lag_ms
+    if asked_ms <= last:
+        return f"the provider was asked at {asked_ms}, but what it says counts from after {last} on only"
+    return f"its answer came before the question at {asked_ms}" if moment.event.at_ms < asked_ms else ""
 
 
 def unsettled(moment: Moment) -> Iterator[Facts]:

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tidefast.server.door import is_loopback
-from tidefast.server.limits import LimitedProtocol
+from tidefast.server.limits import limited
 
 GRACE_S = 10
 KEEP_ALIVE_S = 75  # longer than any client of ours keeps an idle connection, so that the client is the one to close
@@ -70,7 +70,7 @@ async def serve(
     listener = listen(host, port, has_keys=app.state.has_keys)
     config = uvicorn.Config(
         app,
-        http=LimitedProtocol,
+        http=limited(app.state.meters.load),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -86,8 +86,10 @@ async def serve(
     try:
         server = _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready)
         server.on_hangup = on_hangup
+        app.state.meters.load.start()
         await server.serve([listener])
     finally:
+        app.state.meters.load.stop()
         listener.close()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
+    BudgetFigures,
+    BudgetInfo,
     EventInfo,
     JournalPage,
     LeaseGrant,
@@ -18,37 +20,44 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
 from tidefast.protocol.commands import (
+    RUN_VERBS,
     Complete,
     CreateRun,
     Fail,
     Grant,
-    Preempt,
     Release,
     Renew,
     Resolve,
     ResolveVerdict,
+    RunVerb,
     SaveCheckpoint,
     SaveResult,
-    Thaw,
 )
-from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.ids import Epoch, RunId, StepId, is_derived_id, is_id
 from tidefast.protocol.records import Right, RunHead
 from tidefast.protocol.verdicts import Answer, Done, Granted, Refused, Renewed, Settled, Verdict
 from tidefast.services.bodies import Bodies
 from tidefast.services.gateway import Gateway
-from tidefast.services.reads import Reads
+from tidefast.services.model_hop import ModelHop
+from tidefast.services.model_sender import ModelSender
+from tidefast.services.models import ModelBook
+from tidefast.services.reads import LIMIT_MAX, Reads, Troubles
+from tidefast.services.relay import Relay
 
 JOURNAL_BYTES_MAX = 1_048_576
+NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
 
 
 class Authority:
     """All verbs over one engine and one gateway."""
 
-    def __init__(self, engine: Engine, gateway: Gateway) -> None:
+    def __init__(self, engine: Engine, gateway: Gateway, models: ModelHop | None = None) -> None:
         self.engine = engine
         self.gateway = gateway
+        self.models = models or ModelHop(engine, gateway, ModelBook(), ModelSender(engine.clock))
         self.reads = Reads(engine)
         self._bodies = Bodies(engine)
 
@@ -140,7 +149,7 @@ class Authority:
             input_json=self._bodies.member(run_id, 1, "input"),
             checkpoint=granted.checkpoint,
             state_json=state,
-            is_failing=granted.is_failing,
+            is_ending=granted.is_ending,
             unsettled=head.unsettled,
             journal=page.entries,
             journal_next=page.next,
@@ -170,21 +179,57 @@ class Authority:
             answers.append(verdict if isinstance(verdict, Renewed | Refused) else _unexpected(verdict))
         return answers
 
-    async def release(self, right: Right, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+    async def release(self, right: Right, reason: str, detail: str) -> Done | Refused:
         """Give the lease back; reason `drift` also freezes the run for a person."""
         if reason not in ("done", "error", "held", "shutdown", "drift"):
             return Refused("invalid", "reason", {"reason": reason})
-        return _done(await self.engine.submit(Release(right, reason, detail[:500], pause_ms)))  # type: ignore[arg-type]
+        return _done(await self.engine.submit(Release(right, reason, detail[:500])))  # type: ignore[arg-type]
 
     async def apply(
         self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
     ) -> StepAnswer | Refused:
         """One effect through the gateway, or the stored answer (see `Gateway.apply`)."""
+        stored = self.engine.step(right.run_id, StepId(step_id)) if args_json is None else None
+        if stored is not None and stored.effect == "model":
+            return await self.models.stored(right, StepId(step_id), stored.tool, wait_ms)
         return await self.gateway.apply(right, StepId(step_id), tool, args_json, wait_ms)
 
-    async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step (see `Gateway.compensate`)."""
-        return await self.gateway.compensate(right, StepId(step_id), wait_ms)
+    async def chat(
+        self, right: Right, step_id: str, body: str, wait_ms: int, key: str = "", relay: Relay | None = None
+    ) -> StepAnswer | Refused:
+        """One asking of a model, or the journaled answer (see `ModelHop.ask`)."""
+        return await self.models.ask(right, StepId(step_id), body, wait_ms, key, relay)
+
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """What was spent and what may be, in order of the budgets' names; those in which nothing was booked are not."""
+        return [self._budget(budget.name) for budget in self.engine.store.budgets(after, limit)]
+
+    async def raise_budget(self, name: str, limit: Limit, by: str, note: str) -> BudgetInfo | Refused:
+        """An operator sets limits of one budget, above the configured ones. Durable when it returns."""
+        kind, _, of = name.partition("/")
+        if kind not in ("run", "agent", "key") or not (is_id(of) or is_derived_id(of)):
+            return Refused("not_found", "budget_unknown", {"budget": name})
+        self.engine.book([raise_limit(self.engine.budget(name), limit, f"{by}: {note}" if note else by)])
+        await self.engine.booked()
+        return self._budget(name)
+
+    def _budget(self, name: str) -> BudgetInfo:
+        budget = returned(self.engine.budget(name), self.engine.clock.now().ms)
+        reserved = [reservation.amount for reservation in budget.open]
+        return BudgetInfo(
+            name,
+            BudgetFigures(*budget.spent),
+            BudgetFigures(*budget.estimated),
+            BudgetFigures(*map(sum, zip(Amount(), *reserved, strict=True))),
+            BudgetFigures(*self.models.limit_of(name)),
+            budget.note,
+        )
+
+    async def compensate(
+        self, right: Right, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, declared by its contract or `given` as (tool, arguments) (see `Gateway.compensate`)."""
+        return await self.gateway.compensate(right, StepId(step_id), wait_ms, given)
 
     async def save_result(self, right: Right, step_id: str, value_json: str) -> StepAnswer | Refused:
         """Journal a local step's value; the first value stands."""
@@ -214,12 +259,12 @@ class Authority:
 
     async def preempt(self, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
         """An operator ends the live epoch; the run can be claimed at once."""
-        expected = None if expect_epoch is None else Epoch(expect_epoch)
-        return _done(await self.engine.submit(Preempt(RunId(run_id), by, note, expected)))
+        return await self.oversee("preempt", run_id, by, note, expect_epoch)
 
-    async def thaw(self, run_id: str, by: str, note: str) -> Done | Refused:
-        """An operator lets a frozen run go on."""
-        return _done(await self.engine.submit(Thaw(RunId(run_id), by, note)))
+    async def oversee(self, verb: RunVerb, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        """An operator's verb on a run. `expect_epoch` is the epoch they saw; an older one is refused as `moved`."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
+        return _done(await self.engine.submit(RUN_VERBS[verb](RunId(run_id), by, note[:NOTE_LENGTH_MAX], expected)))
 
     async def resolve(
         self,
@@ -231,10 +276,12 @@ class Authority:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         """A person says what became of a step in doubt or held."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
         command = Resolve(
-            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts
+            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts, expected
         )
         answer = await self.engine.submit(command)
         return answer if isinstance(answer, Settled | Refused) else _unexpected(answer)
@@ -254,8 +301,20 @@ class Authority:
     async def step(self, run_id: str, step_id: str) -> StepInfo | Refused:
         return await self.reads.step(RunId(run_id), StepId(step_id))
 
-    async def held(self, prefix: str = "") -> Sequence[StepInfo]:
-        return await self.reads.held(prefix)
+    async def held(
+        self, prefix: str = "", after: tuple[str, str] | None = None, limit: int = LIMIT_MAX
+    ) -> Sequence[StepInfo]:
+        return await self.reads.held(prefix, after, limit)
+
+    async def has_ended(self, run_id: str) -> bool:
+        return await self.reads.has_ended(RunId(run_id))
+
+    async def troubles(self) -> Troubles:
+        return await self.reads.troubles()
+
+    async def changed(self, run_id: str, timeout_ms: int) -> None:
+        """Return when something of this run became durable, or after the time given."""
+        await self.engine.wait_for_change(RunId(run_id), timeout_ms)
 
 
 def _is_of(head: RunHead, holder: str, request_id: str) -> bool:

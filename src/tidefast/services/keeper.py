@@ -1,4 +1,4 @@
-"""The sweep: makes lapsed leases and lost attempts facts.
+"""The sweep: makes lapsed leases and lost attempts facts, and has providers asked about doubts.
 
 It only picks candidates; the rules judge each one again. It waits one full lease after a start, and after a gap in its
 own ticks, before it lapses anything: the authority's own silence is not charged to its workers. Time ends nothing here
@@ -13,6 +13,7 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.commands import Lapse, MarkLost, Preempt
 from tidefast.protocol.ids import incarnation_of
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, is_lapsed
+from tidefast.services.prober import Prober
 
 SWEEP_MS = 1_000
 STEP_MS = 1_000  # a wall clock that moves this far between two sweeps was set by somebody
@@ -22,8 +23,9 @@ log = structlog.get_logger("tidefast.keeper")
 class Keeper:
     """Sweeps one engine until it is stopped."""
 
-    def __init__(self, engine: Engine, sweep_ms: int = SWEEP_MS) -> None:
+    def __init__(self, engine: Engine, sweep_ms: int = SWEEP_MS, prober: Prober | None = None) -> None:
         self._engine = engine
+        self._prober = prober
         self._sweep_ms = sweep_ms
         self._task: asyncio.Task[None] | None = None
 
@@ -37,6 +39,8 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._prober is not None:
+            await self._prober.stop()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """Without a sweep no lease would ever lapse again: a fault here stops the process like any broken invariant."""
@@ -92,3 +96,5 @@ class Keeper:
                 log.warning("sweep_gap", gap_ms=now_ms - last_ms)
             last_ms = now_ms
             await self.sweep()
+            if self._prober is not None:
+                self._prober.sweep()

@@ -126,7 +126,7 @@ class World:
         self.engine.start()
         self.gateway = Gateway(self.engine, self._tools, HttpSender(self.clock), self.provider)
         self.authority = Authority(self.engine, self.gateway)
-        self.keeper = Keeper(self.engine)
+        self.keeper = Keeper(self.engine, prober=self.gateway.prober)
 
     async def restart(self) -> None:
         """The authority dies: what it had in memory and on the wire is lost to it. A new one takes the store over."""

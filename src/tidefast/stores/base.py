@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
-from tidefast.protocol.records import Recovery, RunHead, Step
+from tidefast.protocol.records import Recovery, RunHead, Step, WorkspaceHead
+from tidefast.stores.workspaces import StoredWrite, WorkspaceTables
 
 RUN_KEY_MAX = 2**31 - 1  # with a seq of 32 bits beside it, it fills one signed 64-bit integer
 JOURNAL_ENTRY_BYTES = 256  # what an entry counts against a page's limit beside its data
@@ -50,7 +52,7 @@ class Identity(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    run_key: int
+    run_key: int  # or a workspace's key
     event: Event
     digest: str
 
@@ -63,7 +65,11 @@ class Batch:
     heads: dict[int, RunHead] = field(default_factory=dict)
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
     mark_ms: int = 0
+    workspaces: dict[int, WorkspaceHead] = field(default_factory=dict)
+    writes: list[StoredWrite] = field(default_factory=list)
+    pruned: dict[int, int] = field(default_factory=dict)  # by workspace: the oldest log index that stays whole
 
 
 def utf8_length(text: str) -> int:
@@ -71,13 +77,13 @@ def utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-class Store(Protocol):
+class Store(WorkspaceTables, Protocol):
     """Blocking. Reads may be called from the engine's thread, `commit` from one writer thread at a time."""
 
     def identity(self) -> Identity: ...
 
     def run_key_max(self) -> int:
-        """The highest run key in use; the engine numbers new runs from here."""
+        """The highest key in use by a run or a workspace; the engine numbers new ones from here."""
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None: ...
 
@@ -94,6 +100,9 @@ class Store(Protocol):
 
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         """Mutating steps settled after `since_seq` whose asking epoch is another one, in order of their settling."""
+
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        """Every mutating step of a run, in any order."""
 
     def load_contract(self, digest: str) -> str | None:
         """The canonical text of a contract that an intent named."""
@@ -122,11 +131,19 @@ class Store(Protocol):
         `agents` names the agents and for each its versions; no versions means any. Only ids that begin with `prefix`.
         """
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        """Runs with a step in doubt or held about which a provider may be asked by now, longest due first."""
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         """Heads in order of creation, after the run named (none if it's unknown); of one `RunHead.state` if given.
 
         Only runs whose ids begin with `prefix`.
         """
+
+    def load_budget(self, name: str) -> Budget | None: ...
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        """Budgets with a name above `after`, in order of their names."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

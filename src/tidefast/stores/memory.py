@@ -4,10 +4,10 @@ Nothing here survives the process, but an engine may: a second engine built over
 one committed, as after a restart. Records are immutable, so they are handed out as they are.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Recovery, RunHead, Step
@@ -22,14 +22,16 @@ from tidefast.stores.base import (
     StoreUnavailable,
     utf8_length,
 )
+from tidefast.stores.memory_workspaces import MemoryWorkspaces
 
 FINISHED = frozenset(("committed", "rejected", "compensated"))
 
 
-class MemoryStore:
+class MemoryStore(MemoryWorkspaces):
     """See `Store`. A failed commit leaves it as it was and, as with a file, closes it to further ones."""
 
     def __init__(self, namespace: bytes = bytes(16), incarnation: int = 0) -> None:
+        super().__init__()
         self._identity = Identity(namespace, incarnation, 0)
         self._keys: dict[RunId, int] = {}
         self._heads: dict[int, RunHead] = {}
@@ -37,8 +39,8 @@ class MemoryStore:
         self._events: dict[int, list[StoredEvent]] = {}
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
+        self._budgets: dict[str, Budget] = {}
         self._failed = False
-        self._lock = threading.Lock()  # the engine reads on one thread while its writer commits on another
 
     def restored(self, restored_ms: int) -> "MemoryStore":
         """A store made of this one's content as of a backup: the next incarnation, its window open."""
@@ -62,7 +64,7 @@ class MemoryStore:
 
     def run_key_max(self) -> int:
         with self._lock:
-            return max(self._heads, default=0)
+            return max((*self._heads, *self._places), default=0)
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         with self._lock:
@@ -96,9 +98,22 @@ class MemoryStore:
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         return [s.step_id for s in self._finished(run_key, since_seq) if s.is_mutating and s.epoch != epoch]
 
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        with self._lock:
+            steps = list(self._steps.get(run_key, {}).values())
+        return [step.step_id for step in steps if step.is_mutating]
+
     def load_contract(self, digest: str) -> str | None:
         with self._lock:
             return self._contracts.get(digest)
+
+    def load_budget(self, name: str) -> Budget | None:
+        with self._lock:
+            return self._budgets.get(name)
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        with self._lock:
+            return [self._budgets[name] for name in sorted(self._budgets) if name > after][:limit]
 
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         with self._lock:
@@ -149,11 +164,15 @@ class MemoryStore:
             for head in heads
             if head.agent in agents
             and (not agents[head.agent] or head.agent_version in agents[head.agent])
-            and head.state in ("claimable", "failing")
+            and head.state in ("claimable", "failing", "cancelling")
             and head.not_before_ms <= now_ms
             and head.run_id.startswith(prefix)
         ]
         return found[:limit]
+
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        due = sorted((head.probe_ms, key, head.run_id) for key, head in self._in_order() if 0 < head.probe_ms <= now_ms)
+        return [run_id for _, _, run_id in due[:limit]]
 
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         with self._lock:
@@ -170,7 +189,7 @@ class MemoryStore:
         with self._lock:
             if self._failed:
                 raise StoreUnavailable("this store takes no further batch after a failed commit")
-            fault = self._fault(batch)
+            fault = self._fault(batch) or self._fault_of_workspaces(batch.workspaces, batch.writes)
             if fault:
                 self._failed = True
                 raise StoreCorrupt(f"committing: the write contradicts what the store holds ({fault})")
@@ -185,6 +204,8 @@ class MemoryStore:
                 self._steps.setdefault(key, {})[step_id] = step
             for digest, body in batch.contracts.items():
                 self._contracts.setdefault(digest, body)
+            self._take_workspaces(batch.workspaces, batch.writes, batch.pruned)
+            self._budgets.update(batch.budgets)
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)
 

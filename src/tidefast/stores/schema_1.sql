@@ -14,14 +14,16 @@ CREATE TABLE runs (
     state         TEXT    NOT NULL,
     is_busy       INTEGER NOT NULL,  -- live, or with a step in state fenced: read at each start
     not_before_ms INTEGER NOT NULL,
+    probe_ms      INTEGER NOT NULL,  -- when a provider may be asked about a doubt of it; 0: there is none to ask about
     epoch         INTEGER NOT NULL,
     version       INTEGER NOT NULL,
     record        TEXT    NOT NULL
 ) STRICT;
 
 -- Partial, so that a leased run's head is written without touching them more than needed.
-CREATE INDEX runs_waiting ON runs (agent, run_key) WHERE state IN ('claimable', 'failing');
+CREATE INDEX runs_waiting ON runs (agent, run_key) WHERE state IN ('claimable', 'failing', 'cancelling');
 CREATE INDEX runs_busy ON runs (run_key) WHERE is_busy = 1;
+CREATE INDEX runs_probing ON runs (probe_ms) WHERE probe_ms > 0;
 CREATE INDEX runs_state ON runs (state, run_key) WHERE state <> 'leased';
 
 -- The log. event_key = run_key << 32 | seq. Request and receipt bytes stand here and nowhere else. Rows lie in the order
@@ -59,6 +61,11 @@ CREATE TABLE steps (
     closed_by   TEXT,
     reason      TEXT    NOT NULL,
     settled_seq INTEGER NOT NULL,
+    lag_ms      INTEGER NOT NULL,
+    window_ms   INTEGER NOT NULL,
+    is_independent INTEGER NOT NULL,
+    probes      INTEGER NOT NULL,
+    probed_ms   INTEGER NOT NULL,
     PRIMARY KEY (run_key, step_id)
 ) STRICT;
 
@@ -67,6 +74,13 @@ CREATE INDEX steps_settled ON steps (run_key, settled_seq) WHERE settled_seq > 0
 CREATE TABLE contracts (
     digest TEXT PRIMARY KEY,
     body   TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row per budget of model calls; `record` is the whole of it. No run's decision reads one.
+CREATE TABLE budgets (
+    name    TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    record  TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- The second lock: whatever the program does, an epoch is not reissued and the log is not rewritten.

@@ -17,9 +17,10 @@ from typing import Any
 import apsw
 
 from tidefast.protocol.answers import JournalEntry
+from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import MUTATING, RunHead, Step
-from tidefast.stores import sqlite_file
+from tidefast.stores import sqlite_file, sqlite_workspaces
 from tidefast.stores import sqlite_rows as rows
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -36,9 +37,10 @@ from tidefast.stores.base import (
 from tidefast.stores.sqlite_errors import explain
 from tidefast.stores.sqlite_file import FileLock, Owner
 from tidefast.stores.sqlite_recovery import close_window, open_window, read_window
+from tidefast.stores.sqlite_workspaces import SqliteWorkspaces
 
 
-class SqliteStore:
+class SqliteStore(SqliteWorkspaces):
     """See `Store`. Built by `open` or `open_read_only`; `close` gives the file back."""
 
     def __init__(self, path: Path, lock: FileLock | None, writer: apsw.Connection | None, reader: apsw.Connection):
@@ -171,8 +173,13 @@ class SqliteStore:
     def identity(self) -> Identity:
         return self._identity
 
+    def first_fault(self) -> str:
+        """The first page or index that is damaged, in SQLite's words; empty if none is. Reads the whole file."""
+        found = str(self._all("PRAGMA quick_check(1)")[0][0])
+        return "" if found == "ok" else found
+
     def run_key_max(self) -> int:
-        return int(self._all(rows.RUN_KEY_MAX)[0][0])
+        return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
     def load_head(self, run_id: RunId) -> tuple[int, RunHead] | None:
         row = self._one(rows.HEAD, run_id)
@@ -198,9 +205,19 @@ class SqliteStore:
         found = self._all(rows.FORGOTTEN, run_key, since_seq, epoch)
         return [StepId(step_id) for step_id, effect in found if effect in MUTATING]
 
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        return [StepId(step_id) for step_id, effect in self._all(rows.EFFECTS, run_key) if effect in MUTATING]
+
     def load_contract(self, digest: str) -> str | None:
         row = self._one(rows.CONTRACT, digest)
         return None if row is None else str(row[0])
+
+    def load_budget(self, name: str) -> Budget | None:
+        row = self._one(rows.BUDGET, name)
+        return None if row is None else rows.decode_budget(row[0])
+
+    def budgets(self, after: str, limit: int) -> Sequence[Budget]:
+        return [rows.decode_budget(record) for (record,) in self._all(rows.BUDGETS, after, limit)]
 
     def load_event(self, run_key: int, seq: int) -> StoredEvent | None:
         row = self._one(rows.EVENT, rows.event_key(run_key, seq))
@@ -239,6 +256,9 @@ class SqliteStore:
             found += self._all(rows.CLAIMABLE, agent, now_ms, not versions, names, prefix, prefix, limit)
         return [RunId(run_id) for _, run_id in sorted(found)[:limit]]
 
+    def probing(self, now_ms: int, limit: int) -> Sequence[RunId]:
+        return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
+
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
         key = 0
         if after is not None:
@@ -271,6 +291,7 @@ class SqliteStore:
             events = [rows.event_row(stored) for stored in batch.events]
             heads = [rows.head_row(key, head) for key, head in batch.heads.items()]
             steps = [rows.step_row(key, step) for (key, _), step in batch.steps.items()]
+            budgets = [rows.budget_row(budget) for budget in batch.budgets.values()]
             mark_ms = batch.mark_ms if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS else 0
             try:
                 writer.execute("BEGIN IMMEDIATE")
@@ -278,6 +299,9 @@ class SqliteStore:
                 rows.WRITE_EVENTS.run(writer, events)
                 rows.WRITE_STEPS.run(writer, steps)
                 rows.WRITE_CONTRACTS.run(writer, list(batch.contracts.items()))
+                if batch.workspaces or batch.pruned:
+                    sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
+                rows.WRITE_BUDGETS.run(writer, budgets)
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
                 writer.execute("COMMIT")

@@ -221,7 +221,7 @@ class Stage:
         self.http = Sender(self._clock, self._loop, self._tools)
         self.gateway = Gateway(self.engine, self._book, self.http, self._runner(), self._reach)
         self.authority = Authority(self.engine, self.gateway)
-        self.keeper = Keeper(self.engine, self._bench.lease_ms // 3)
+        self.keeper = Keeper(self.engine, self._bench.lease_ms // 3, self.gateway.prober)
 
     def _runner(self) -> Callable[..., Coroutine[Any, Any, Outcome]]:
         """Runs the app's tools in the name of the step that asked for them."""

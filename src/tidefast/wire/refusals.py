@@ -121,12 +121,19 @@ ROWS: dict[str, Row] = {
         _FACTS_KEPT,
         "An operator looks at it with `tidefast show` and lets it go on with `tidefast thaw`.",
     ),
+    "run_paused": Row(
+        409,
+        "The run is paused",
+        "An operator has paused the run; nothing new begins.",
+        _FACTS_KEPT,
+        "Give the lease back; an operator lets the run go on with `tidefast resume`.",
+    ),
     "run_ending": Row(
         409,
         "The run is ending",
-        "The run is failing; nothing new begins.",
+        "The run fails or is cancelled; nothing new begins.",
         _FACTS_KEPT,
-        "Settle or compensate what is open; then end the run.",
+        "Settle what is open by its stored calls, undo what is to be undone, then end the run.",
     ),
     "unsettled_effects": Row(
         409,
@@ -141,6 +148,14 @@ ROWS: dict[str, Row] = {
         "What you expected is no longer so.",
         _NOTHING,
         "Look again and decide anew.",
+    ),
+    "no_replica": Row(
+        503,
+        "The workspace has no replica",
+        "No replica of workspace {workspace} is ready for writes ({reason}).",
+        _NOTHING,
+        "Start a replica of it in a sandbox; then ask again.",
+        1_000,
     ),
     "not_found": Row(404, "Not found", "There is no such thing here.", _NOTHING, "Check the name."),
     "invalid": Row(422, "The request can't be taken", "The request is not valid.", _NOTHING, "Correct it and send it."),
@@ -213,6 +228,12 @@ REASONS: dict[tuple[str, str], Words] = {
     ("step_rejected", "unanswered"): Words(
         "The model was asked {attempts} times for step {step} and no whole answer came; each time counts as billed."
     ),
+    ("step_pending", "replica"): Words("Workspace {workspace} is busy with step {step} of run {run}."),
+    ("step_held", "escaped"): Words(
+        "The replica of {steps} was lost, and effects outside its workspace may have happened."
+    ),
+    ("invalid", "receipt_invalid"): Words("The receipt of step {step} can't be joined: {problem}."),
+    ("not_found", "workspace_unknown"): Words("There is no workspace {workspace}.", "Its first replica makes it."),
     ("already_decided", "nothing_to_compensate"): Words(
         "Step {step} has no effect that could be undone; it is {state}.", "Compensate applied or committed steps only."
     ),
@@ -222,6 +243,11 @@ REASONS: dict[tuple[str, str], Words] = {
         "An operator compares the provider's record with the log, then resolves.",
     ),
     ("run_frozen", "no_progress"): Words("Grant after grant of this run brought no progress."),
+    ("run_frozen", "operator"): Words("An operator has frozen the run."),
+    ("unsettled_effects", "to_undo"): Words(
+        "The run is ending, and these steps are still to be undone, in this order: {steps}.",
+        "Ask for the undo of the first one, then repeat this call.",
+    ),
     ("run_frozen", "drift"): Words("The agent asked for another call than the stored one."),
     ("unsettled_effects", "not_asked"): Words(
         "This pass did not ask for these settled steps: {steps}.",
@@ -238,6 +264,17 @@ REASONS: dict[tuple[str, str], Words] = {
     ("not_found", "tool_unknown"): Words(
         "There is no tool {tool} here.", "Declare it in the file that `tidefast serve --tools` reads."
     ),
+    ("not_found", "model_unknown"): Words(
+        "No upstream here serves the model {model}.", "Declare it in the file that `tidefast serve --models` reads."
+    ),
+    ("not_found", "budget_unknown"): Words(
+        "There is no budget {budget}.", "Name one as run/RUN, agent/AGENT or key/KEY; `tidefast budgets` lists them."
+    ),
+    ("overloaded", "queue_full"): Words("{running} calls run at {upstream} and {queued} wait: no more are taken."),
+    ("overloaded", "queue_wait"): Words("No place became free at {upstream} in time."),
+    ("overloaded", "circuit_open"): Words("{upstream} failed several times in a row and is left alone for now."),
+    ("overloaded", "upstream_busy"): Words("{upstream} asked to be left alone for now."),
+    ("overloaded", "upstream_away"): Words("The model could not be asked ({why}); nothing was billed."),
     ("not_found", "route_unknown"): Words("There is no such address.", "Supported versions: v1."),
     ("invalid", "args"): Words("The arguments don't fit tool {tool}: {problem}."),
     ("invalid", "answer_not_committed"): Words(
@@ -265,6 +302,10 @@ REASONS: dict[tuple[str, str], Words] = {
     ("forbidden", "run_name"): Words(
         "The ids of this key's runs begin with {prefix}.", "Name the run so, or leave its name out."
     ),
+    ("overloaded", "waits"): Words("This caller waits in too many places already."),
+    ("overloaded", "bodies"): Words("Too many bodies are being read at once."),
+    ("overloaded", "loop"): Words("The authority is behind with what it has taken on."),
+    ("overloaded", "connections"): Words("Too many connections are open."),
     ("unauthenticated", "key_unknown"): Words("This server doesn't know the key."),
     ("bad_token", "other_run"): Words("The token is for another run than the address names."),
     ("store_unavailable", "stopping"): Words(

@@ -107,7 +107,7 @@ class Stage:
         wire = ScriptedWire(self.clock, self.provider, epoch_in_key=self._epoch_in_key)
         gateway = Gateway(self.engine, ToolBook(self.tools.values()), wire, None, self._point)
         self.authority = Authority(self.engine, gateway)
-        self.keeper = Keeper(self.engine)
+        self.keeper = Keeper(self.engine, prober=gateway.prober)
 
     async def restart(self) -> None:
         """The authority is killed: memory and connections are gone, the store stays. A new one starts."""
