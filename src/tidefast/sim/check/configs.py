@@ -112,19 +112,8 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
+    Config("keyed, a restore", (keyed("pay"),), 1, restores=True, declines=False, **LEAN),
     Config("keyless, a restore", (keyless("mail"),), 1, restores=True, **LEAN),
-    Config("keyed, a restore", (keyed("pay"),), 1, restores=True, **LEAN),
-    Config(
-        "keyed, a restore of an early backup, 2 faults", (keyed("pay"),), 2, restores=True, early_backup=True, **LEAN
-    ),
-    Config(
-        "keyless, a restore of an early backup, 2 faults",
-        (keyless("mail"),),
-        2,
-        restores=True,
-        early_backup=True,
-        **LEAN,
-    ),
     Config("a reading, 1 fault", (Tool("look", READ),), 1),
     Config("keyed, grants counted, 1 fault", (keyed("pay"),), 1, counts_grants=True, **LEAN),
 )

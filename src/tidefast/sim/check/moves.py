@@ -490,7 +490,7 @@ class Moves:
                 landed_now = truth._replace(applied=truth.applied + applies, memory=FRESH, lost=lost)
                 yield Move(("lost lands", place)), book_id, with_truth(truths, place, landed_now), ("lost_landed",)
         if book.window == LANDING:
-            over = tuple(_no_longer(step, truth) for step, truth in zip(book.steps, truths, strict=False))
+            over = tuple(world.no_longer_lost(step, truth) for step, truth in zip(book.steps, truths, strict=False))
             yield Move(("lost time passes",)), self._quiet(world.lost_time_over(book)).book, over, ()
         if book.window == LANDED and not any(truth.lost is not None and truth.lost.had_effect for truth in truths):
             closed = self._quiet(book._replace(window=CLOSED)).book
@@ -571,17 +571,6 @@ def unheard(truth: Truth) -> Truth:
     """The truth when whoever listened is dead: what was not sent never will be, answers reach nobody."""
     where = {WIRE: UNHEARD, UNHEARD: UNHEARD}
     return truth._replace(requests=tuple(r._replace(place=where.get(r.place, NOWHERE)) for r in truth.requests))
-
-
-def _no_longer(step: Step | None, truth: Truth) -> Truth:
-    """The truth when lost requests, presumed ones among them, can land no more."""
-    attempts = () if step is None else step.attempts
-    requests = tuple(
-        request._replace(place=NOWHERE) if number < len(attempts) and is_presumed(attempts[number]) else request
-        for number, request in enumerate(truth.requests)
-    )
-    lost = Request(NOWHERE, True) if truth.lost is not None and truth.lost.had_effect else None
-    return truth._replace(requests=requests, lost=lost)
 
 
 def faded(truth: Truth) -> Truth:

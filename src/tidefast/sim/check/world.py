@@ -368,6 +368,17 @@ def restored_truth(step: Step | None, truth: Truth) -> Truth:
     return Truth(truth.applied, truth.by_hand, FRESH if truth.applied else UNKNOWN, None, kept, lost)
 
 
+def no_longer_lost(step: Step | None, truth: Truth) -> Truth:
+    """The truth when lost requests, presumed ones among them, can land no more."""
+    attempts = () if step is None else step.attempts
+    requests = tuple(
+        request._replace(place=NOWHERE) if number < len(attempts) and is_presumed(attempts[number]) else request
+        for number, request in enumerate(truth.requests)
+    )
+    lost = Request(NOWHERE, True) if truth.lost is not None and truth.lost.had_effect else None
+    return truth._replace(requests=requests, lost=lost)
+
+
 def can_be_stripped(step: Step, truth: Truth) -> bool:
     """Whether a settled step's attempts are history: nothing of it is under way and no deadline is waited for."""
     if not step.settled_seq or len(step.attempts) == 0 or truth.lost is not None:
