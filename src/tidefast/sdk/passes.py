@@ -100,6 +100,9 @@ class Pass:
             raise Misuse(
                 f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
             )
+        if self._grant.agent_version not in spec.versions:
+            told = f"the run belongs to version {self._grant.agent_version}, this program drives {spec.versions}"
+            raise Misuse(f"this is another version of agent {spec.name}", told, "let a worker of that version have it")
         run = Run(self._grant, self.line, spec.on_drift, self._hook, self._app.tools)
         task = asyncio.ensure_future(_contained(spec.start(run, self._grant.input_json)))
         try:
