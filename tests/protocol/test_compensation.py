@@ -152,12 +152,3 @@ def test_compensating_is_admitted_while_the_run_is_failing() -> None:
     book.admit(StepId("look"), READ)
     book.fail()
     assert code(book.compensate()) == "Send"
-
-
-def test_an_undo_that_found_nothing_to_undo_is_held_loudly_and_is_not_tried_again() -> None:
-    book = paid()
-    patient = REFUND._replace(retries=3)
-    book.compensate(contract=patient)
-    decision = book.settle("refused", UNDO, reason="undo_nothing")
-    assert wrote(decision) == ["step_held"] and book.step(UNDO).reason == "undo_nothing"
-    assert (book.step().state, book.step().closed_by) == ("committed", UNDO)

@@ -26,11 +26,9 @@ from tidefast.protocol.contracts import Contract, Request, Require, Undo, render
 from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
-from tidefast.protocol.machine import UNDO_SUFFIX
 from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
-from tidefast.protocol.step import UNDO_NOTHING
 from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
@@ -245,7 +243,7 @@ class Gateway:
         if is_watched:
             await self.reach("gateway.after_intent", right, step_id, attempt=send.attempt)
         with span("gateway.send", run=right.run_id, step=step_id, epoch=right.epoch, attempt=send.attempt) as traced:
-            outcome = self._read_undo(right.run_id, step_id, await self._send(right, step_id, send, args_json, request))
+            outcome = await self._send(right, step_id, send, args_json, request)
             mark(traced, tool=send.contract.tool, outcome=outcome.kind)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
@@ -256,19 +254,6 @@ class Gateway:
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
-
-    def _read_undo(self, run_id: RunId, step_id: StepId, outcome: Outcome) -> Outcome:
-        """An undo's answer; one that the undone step's contract calls *there was nothing to undo* is for a person."""
-        if not step_id.endswith(UNDO_SUFFIX) or outcome.receipt_json == "null":
-            return outcome
-        target = self._engine.step(run_id, StepId(step_id.removesuffix(UNDO_SUFFIX)))
-        undo = None if target is None or not target.contract else self._engine.contract(target.contract).undo
-        receipt = msgspec.json.decode(outcome.receipt_json)
-        if undo is None or undo.nothing is None or receipt["truncated"] or receipt.get("encoding"):
-            return outcome
-        if not undo.nothing.matches(receipt["status"] or 0, receipt["body"]):
-            return outcome
-        return Outcome("refused", outcome.receipt_json, UNDO_NOTHING)
 
     def _settling_limits(self, run_id: RunId, step_id: StepId, send: Send) -> Callable[[Verdict], None] | None:
         if send.contract.limits is None:
@@ -353,7 +338,8 @@ class Gateway:
         self, right: Right, step_id: StepId, target: Step | None, given: tuple[str, str] | None
     ) -> Asking | Refused:
         """What the undo of a step would be: as given, as the books hold it, or as the step's stored contract says."""
-        if target is None or not target.contract or not target.receipt_seq:
+        is_safe = target is not None and target.contract and self._engine.contract(target.contract).undo_safe_if_absent
+        if target is None or not target.contract or not (target.receipt_seq or is_safe):
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
         undo_id, problem = derived_id(step_id, "undo"), ""
         begun = self._engine.step(right.run_id, undo_id)
@@ -390,7 +376,7 @@ class Gateway:
     def _undo_args(self, run_id: RunId, target: Step, undo: Undo) -> tuple[str, str]:
         """(the arguments of a declared undo, why they can't be written): from the stored call and its receipt."""
         args, _ = self._bodies.stored_call(run_id, target.intent_seq)
-        receipt = self._bodies.receipt(run_id, target.receipt_seq)
+        receipt = self._bodies.receipt(run_id, target.receipt_seq) if target.receipt_seq else "null"
         try:
             return canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt))), ""
         except RenderError as error:
