@@ -312,7 +312,7 @@ def test_an_agent_that_swallows_its_end_is_left_behind_and_its_lease_is_given_ba
             except BaseException:
                 swallowed[0] += 1
                 with contextlib.suppress(BaseException):
-                    await asyncio.sleep(10)
+                    await asyncio.get_running_loop().create_future()
         return "late"
 
     house_of: list[House] = []
