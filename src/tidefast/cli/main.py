@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 
 from tidefast import __version__
 from tidefast.cli.errors import HELP, CliError, ExitCode
+from tidefast.cli.examples import epilogue
 
 COMMANDS = {
     "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
@@ -34,6 +35,8 @@ COMMANDS = {
     "anchor": ("evidence:anchor", "Sign how long each log is and what its last digest was, to be kept elsewhere."),
     "export": ("evidence:export", "Write one run's log with its contracts to a file that proves itself."),
     "verify": ("evidence:verify", "Judge an exported run, with nothing but its file."),
+    "doctor": ("doctor:doctor", "Whether this host, the store and its files can keep what is promised."),
+    "completion": ("completion:completion", "Print what makes a shell complete commands and flags."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
     "scenarios": (
         "stories:scenarios",
@@ -54,7 +57,7 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, (place, text) in COMMANDS.items():
-        app.command(f"tidefast.cli.{place}", name=name, help=text)
+        app.command(f"tidefast.cli.{place}", name=name, help=text, help_epilogue=epilogue(name))
     return app
 
 

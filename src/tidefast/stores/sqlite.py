@@ -173,6 +173,11 @@ class SqliteStore(SqliteWorkspaces):
     def identity(self) -> Identity:
         return self._identity
 
+    def first_fault(self) -> str:
+        """The first page or index that is damaged, in SQLite's words; empty if none is. Reads the whole file."""
+        found = str(self._all("PRAGMA quick_check(1)")[0][0])
+        return "" if found == "ok" else found
+
     def run_key_max(self) -> int:
         return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
