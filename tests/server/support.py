@@ -48,7 +48,7 @@ class Spy:
             "create_run": RunCreated(RunId("r1"), "claimable", True), "claim": [GRANT], "grant": GRANT,
             "journal": JournalPage((), 0), "renew": [Renewed(99)], "release": done, "apply": STEP,
             "save_result": STEP, "compensate": STEP, "checkpoint": done, "complete": done, "fail": done,
-            "preempt": done, "thaw": done, "resolve": Settled("applied", False), "runs": [], "events": [],
+            "oversee": done, "resolve": Settled("applied", False), "runs": [], "events": [],
             "steps": [], "held": [], "run": Refused("not_found", "run_unknown", {"run": "r1"}),
             "step": Refused("not_found", "step_unknown", {"step": "s1"}), "troubles": Troubles(1, 2, 3_000),
         }  # fmt: skip

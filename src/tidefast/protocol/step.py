@@ -18,7 +18,7 @@ from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.doubt import clear_ms, judge, other_doubt, probe_due_ms, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import (
     HAD_NO_EFFECT,
     MUTATING,
@@ -64,11 +64,6 @@ def admit(view: View, command: Admit, now: Now) -> Decision:
     return answer_known(view, head, step, command, now)
 
 
-def not_running(head: RunHead) -> Decision | None:
-    """The refusal of new work while a run is frozen; None otherwise."""
-    return refuse(head, "run_frozen", head.frozen) if head.frozen else None
-
-
 def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
     """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
     return (
@@ -81,8 +76,8 @@ def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
 
 def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed
@@ -180,11 +175,12 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
     """A step that the books know: what its state allows."""
     if step.closed_by is not None:
         return accept(head, answer(step))
+    stopped = not_running(head)
     match step.state:
         case "committed" | "compensated":
             return accept(head, answer(step))
-        case _ if head.frozen:
-            return refuse(head, "run_frozen", head.frozen)
+        case _ if stopped is not None:
+            return stopped
         case "applied" | "fenced" | "in_doubt" if step.effect == "workspace" and (told := ask(view, head, step, now)):
             return told
         case "applied":
@@ -261,10 +257,12 @@ def _ask_in_doubt(
 
 def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     """A step that is proved to have had no effect so far: sent again as stored, or restated."""
+    if not step.contract:  # an undo that no call was written for; `compensate` writes it
+        return refuse(head, "not_found", "tool_unknown", tool=step.tool)
     if _is_in_the_gap(head, step):
         return _ask_in_doubt(view, head, step, command, now)
-    if head.is_failing and step.undo_of is None:
-        return refuse(head, "run_ending", "failing")
+    if head.ending and step.undo_of is None:
+        return refuse(head, "run_ending", head.ending)
     is_mutating = step.is_mutating or (command.contract is not None and command.contract.effect in MUTATING)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if is_mutating else None
     if blocked is not None:
@@ -539,10 +537,11 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         if step.kind != "local":
             return refuse(head, "step_conflict", "other_kind", step=step.step_id, stored_tool=step.tool)
         return accept(head, answer(step))
-    if head.frozen:
-        return refuse(head, "run_frozen", head.frozen)
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    stopped = not_running(head)
+    if stopped is not None:
+        return stopped
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed

@@ -30,6 +30,7 @@ Code = Literal[
     "run_conflict",
     "run_ended",
     "run_frozen",
+    "run_paused",
     "run_ending",
     "unsettled_effects",
     "moved",
@@ -139,7 +140,7 @@ class Granted:
     expires_at_ms: int
     checkpoint: int
     checkpoint_seq: int
-    is_failing: bool
+    is_ending: bool  # nothing new begins: what is open is settled, what can be is undone, then the run ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 | how the agent ends                    | what the pass does                                                          |
 |---------------------------------------|-----------------------------------------------------------------------------|
 | it returns                            | completes the run with the result, naming what the journal answered         |
-| it raises `Fail`                      | fails the run, once every open effect is settled                            |
+| it raises `Fail`                      | fails the run, once open effects are settled and undone                     |
 | it raises anything else               | releases the lease (`error`): a grant without progress, tried again later   |
 | `PassEnded`: held, drift, shutdown    | lets what is in flight settle, then releases the lease with that reason     |
 | `Preempted`                           | nothing: the lease is somebody else's                                       |
@@ -33,11 +33,11 @@ from tidefast.sdk.line import Backoff, Line
 from tidefast.sdk.run import Run, within_limit
 
 Raised = TypeVar("Raised", bound=BaseException)
-Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
+Outcome = Literal["completed", "failed", "cancelled", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
 DETAIL_LENGTH_MAX = 400
 COMPLETE_BYTES = 1_024  # what a completion has around its result and its lists
-FAILING_AGAIN = "the run was failing; its open effects are settled"
+ENDING_AGAIN = "the run was ending; its open effects are settled"
 _log = structlog.get_logger()
 
 
@@ -72,7 +72,7 @@ class Pass:
         loop = asyncio.get_running_loop()
         self.lease.on_lost = lambda lost: _tell(loop, self.line, lost)
         self._leases.add(self.lease)
-        self._log.info("pass_started", failing=self._grant.is_failing, journal=len(self._grant.journal))
+        self._log.info("pass_started", ending=self._grant.is_ending, journal=len(self._grant.journal))
         try:
             outcome = await self._outcome()
         except Preempted as lost:
@@ -85,8 +85,8 @@ class Pass:
 
     async def _outcome(self) -> Outcome:
         try:
-            if self._grant.is_failing:
-                return await self._settle_failing()
+            if self._grant.is_ending:
+                return await self._settle_ending()
             return await self._run_agent()
         except PassEnded as ended:
             return await self._release(ended)
@@ -187,10 +187,10 @@ class Pass:
         if isinstance(answer, Refused):
             raise Error("the run's completion was refused", f"its last checkpoint: {answer.code} ({answer.reason})")
 
-    async def _settle_failing(self) -> Outcome:
-        """No agent code: what is open is settled by its stored calls, then the run ends."""
+    async def _settle_ending(self) -> Outcome:
+        """No agent code: what is open is settled by its stored calls, what can be is undone, then the run ends."""
         await self.line.settle(self._grant.unsettled, is_ending=True)
-        return await self._fail(FAILING_AGAIN)
+        return await self._fail(ENDING_AGAIN)
 
     async def _fail(self, why: str) -> Outcome:
         self.lease.is_ending = True
@@ -206,7 +206,9 @@ class Pass:
                 raise Error("the run's failing was refused", f"{answer.code} ({answer.reason})")
             if answer.state == "failed":
                 return "failed"
-            text = FAILING_AGAIN  # the reason stands in the log; asked in other words, the refusal names what is open
+            if answer.state == "cancelled":
+                return "cancelled"
+            text = ENDING_AGAIN  # the reason stands in the log; asked in other words, the refusal names what is open
 
     async def _release(self, ended: PassEnded) -> Outcome:
         self.line.end(ended)
@@ -214,7 +216,7 @@ class Pass:
         self.lease.is_ending = True
         detail = _clean(ended.why)[:DETAIL_LENGTH_MAX]
         authority, token = self._authority, self._token
-        answer = await self.line.ask(lambda: authority.release(token, ended.reason, detail, 0), is_ending=True)
+        answer = await self.line.ask(lambda: authority.release(token, ended.reason, detail), is_ending=True)
         if isinstance(answer, Refused):
             self._log.error("release_refused", code=answer.code, reason=answer.reason)
         self._log.info("lease_released", reason=ended.reason, detail=detail)

@@ -17,6 +17,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.commands import RUN_VERBS
 from tidefast.protocol.verdicts import Done, Renewed, Settled
 from tidefast.server import verbs
 from tidefast.server.access import Guard
@@ -80,8 +81,7 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True, answer=Done)},
     RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True, answer=Done)},
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal, answer=JournalPage)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt, answer=Done)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw, answer=Done)},
+    **{f"{RUN}/{verb}": {"POST": Verb("operator", m.Oversee, verbs.oversee(verb), answer=Done)} for verb in RUN_VERBS},
     "/v1/held": {"GET": Verb("read", m.HeldQuery, verbs.held, answer=Listed("steps", StepInfo))},
     "/metrics": {"GET": Verb("watch", m.Empty, verbs.metrics, answer=METRICS_TYPE)},
     "/openapi.json": {"GET": Verb("public", m.Empty, verbs.openapi)},

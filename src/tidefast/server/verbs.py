@@ -6,11 +6,12 @@ was live a moment ago. Whether it still is, the rules decide in the transaction 
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidefast.protocol.answers import LeaseGrant
+from tidefast.protocol.commands import RunVerb
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
@@ -140,7 +141,7 @@ def _seen(call: Call, token: str) -> Right | None:
 
 async def release(call: Call) -> Outcome:
     asked: m.Release = call.message
-    return told(await call.authority.release(call.holds, asked.reason, asked.detail, asked.pause_ms))
+    return told(await call.authority.release(call.holds, asked.reason, asked.detail))
 
 
 async def journal(call: Call) -> Outcome:
@@ -169,7 +170,11 @@ async def save_result(call: Call) -> Outcome:
 
 async def compensate(call: Call) -> Outcome:
     asked: m.Compensate = call.message
-    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms))
+    if (asked.tool is None) != (asked.args is None):
+        missing = "tool" if asked.tool is None else "args"
+        return invalid("field_missing", "send both `tool` and `args`, or neither", {"field": missing})
+    given = None if asked.tool is None or asked.args is None else (asked.tool, asked.args)
+    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms, given))
 
 
 async def checkpoint(call: Call) -> Outcome:
@@ -187,30 +192,33 @@ async def fail(call: Call) -> Outcome:
     return told(await call.authority.fail(call.holds, asked.error))
 
 
-async def preempt(call: Call) -> Outcome:
-    asked: m.Preempt = call.message
-    expected = None if asked.expect is None else asked.expect.epoch
-    return told(await call.authority.preempt(call.run, call.caller.name, asked.note, expected))
+def oversee(verb: RunVerb) -> Callable[[Call], Awaitable[Outcome]]:
+    """An operator's verb on a run."""
 
+    async def ask(call: Call) -> Outcome:
+        asked: m.Oversee = call.message
+        expected = None if asked.expect is None else asked.expect.epoch
+        return told(await call.authority.oversee(verb, call.run, call.caller.name, asked.note, expected))
 
-async def thaw(call: Call) -> Outcome:
-    asked: m.Thaw = call.message
-    return told(await call.authority.thaw(call.run, call.caller.name, asked.note))
+    ask.__name__ = verb
+    ask.__doc__ = {
+        "preempt": "End a run's lease.",
+        "pause": "Let nothing new of a run begin.",
+        "resume": "Let a paused run go on.",
+        "freeze": "Stop a run for a person to look at.",
+        "thaw": "Let a frozen run go on.",
+        "cancel": "End a run: settle what is open, undo what can be undone.",
+    }[verb]
+    return ask
 
 
 async def resolve(call: Call) -> Outcome:
     asked: m.Resolve = call.message
-    expected = None if asked.expect is None else asked.expect.attempts
+    expected = asked.expect or m.Expect()
+    verdict, note, receipt, looked = asked.verdict, asked.note, asked.receipt, asked.looked_at_ms
     return told(
         await call.authority.resolve(
-            call.run,
-            call.step,
-            asked.verdict,
-            call.caller.name,
-            asked.note,
-            asked.receipt,
-            asked.looked_at_ms,
-            expected,
+            *(call.run, call.step, verdict, call.caller.name, note, receipt, looked, expected.attempts, expected.epoch)
         )
     )
 

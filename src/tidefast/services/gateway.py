@@ -12,6 +12,7 @@ or is cancelled doesn't cancel a call: each call runs as a task of its own and i
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
 from tidefast.protocol.canonical import JSON, call_digest, canonical, digest
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import Contract, Request, Require, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, Require, Undo, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
@@ -85,9 +86,15 @@ class Gateway:
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
         return await self.until(right.run_id, wait_ms, asking)
 
-    async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
-        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id))
+    async def compensate(
+        self, right: Right, step_id: StepId, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, as a fenced step of its own.
+
+        `given`: its tool and arguments, for a step whose contract declares none or that is to be undone otherwise. What
+        the books already hold of an undo stands; another given one is a conflict.
+        """
+        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id), given)
         if isinstance(asking, Refused):
             return await self._engine.fence(right) or asking
         return await self.until(right.run_id, wait_ms, asking)
@@ -302,40 +309,26 @@ class Gateway:
         )
         return Outcome("unmet", told, "precondition")
 
-    def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
-        """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
+    def _prepare_undo(
+        self, right: Right, step_id: StepId, target: Step | None, given: tuple[str, str] | None
+    ) -> Asking | Refused:
+        """What the undo of a step would be: as given, as the books hold it, or as the step's stored contract says."""
         if target is None or not target.contract or not target.receipt_seq:
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
-        undo = self._engine.contract(target.contract).undo
-        if undo is None:
-            return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
-        known = self._tools.get(undo.tool)
-        args, _ = self._bodies.stored_call(right.run_id, target.intent_seq)
-        receipt = self._bodies.receipt(right.run_id, target.receipt_seq)
-        try:
-            args_json = canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt)))
-        except RenderError as error:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": str(error)})
-        undo_id = derived_id(step_id, "undo")
-        request, problem = self._request(right.run_id, undo_id, known, args_json)
-        if problem:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": problem})
-        return partial(self._admit_undo, right, step_id, undo_id, undo.tool, known, args_json, request)
-
-    async def _admit_undo(
-        self,
-        right: Right,
-        step_id: StepId,
-        undo_id: StepId,
-        tool: str,
-        known: Tool | None,
-        args_json: str,
-        request: Request | None,
-        now_ms: int,
-    ) -> StepAnswer | Refused | Wait:
-        if self._hook is not None:
-            await self.reach("gateway.before_intent", right, undo_id)
-            now_ms = self._engine.clock.now().ms
+        undo_id, problem = derived_id(step_id, "undo"), ""
+        begun = self._engine.step(right.run_id, undo_id)
+        if given is not None:
+            tool, args_json = given
+        elif begun is not None and begun.intent_seq:
+            tool, args_json = begun.tool, self._bodies.stored_call(right.run_id, begun.intent_seq)[0]
+        else:
+            undo = self._engine.contract(target.contract).undo
+            if undo is None:
+                return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
+            tool = undo.tool
+            args_json, problem = self._undo_args(right.run_id, target, undo)
+        known = self._tools.get(tool)
+        request, misfit = (None, problem) if problem else self._request(right.run_id, undo_id, known, args_json)
         contract = None if known is None else known.contract
         command = Compensate(
             right=right,
@@ -347,11 +340,30 @@ class Gateway:
             contract=contract,
             request=request,
             owner=self._engine.boot,
-            deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
+            deadline_ms=0,
             contract_digest="" if known is None else known.digest,
+            problem=problem or misfit,
+            is_given=given is not None,
         )
+        return partial(self._admit_undo, command)
+
+    def _undo_args(self, run_id: RunId, target: Step, undo: Undo) -> tuple[str, str]:
+        """(the arguments of a declared undo, why they can't be written): from the stored call and its receipt."""
+        args, _ = self._bodies.stored_call(run_id, target.intent_seq)
+        receipt = self._bodies.receipt(run_id, target.receipt_seq)
+        try:
+            return canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt))), ""
+        except RenderError as error:
+            return "null", str(error)
+
+    async def _admit_undo(self, command: Compensate, now_ms: int) -> StepAnswer | Refused | Wait:
+        if self._hook is not None:
+            await self.reach("gateway.before_intent", command.right, command.undo_step_id)
+            now_ms = self._engine.clock.now().ms
+        timeout_ms = 0 if command.contract is None else command.contract.timeout_ms
+        command = replace(command, deadline_ms=now_ms + timeout_ms)
         verdict = await self._engine.submit(command)
-        return await self._follow(right, undo_id, verdict, args_json, request)
+        return await self._follow(command.right, command.undo_step_id, verdict, command.args_json, command.request)
 
     async def reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
         if self._hook is not None:

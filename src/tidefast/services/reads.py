@@ -128,8 +128,10 @@ class Reads:
 
     def _info(self, head: RunHead, *, with_bodies: bool) -> RunInfo:
         end_seq, name = (
-            (head.end_seq, "result") if head.end == "completed" else (head.failing_seq or head.end_seq, "error")
+            (head.end_seq, "result") if head.end == "completed" else (head.ending_seq or head.end_seq, "error")
         )
+        if head.end == "cancelled":
+            name = "note"
         return RunInfo(
             run_id=head.run_id,
             agent=head.agent,

@@ -205,6 +205,9 @@ class SqliteStore(SqliteWorkspaces):
         found = self._all(rows.FORGOTTEN, run_key, since_seq, epoch)
         return [StepId(step_id) for step_id, effect in found if effect in MUTATING]
 
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        return [StepId(step_id) for step_id, effect in self._all(rows.EFFECTS, run_key) if effect in MUTATING]
+
     def load_contract(self, digest: str) -> str | None:
         row = self._one(rows.CONTRACT, digest)
         return None if row is None else str(row[0])

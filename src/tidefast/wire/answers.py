@@ -67,7 +67,7 @@ class _LeaseGrant(Struct):
     input: Raw
     checkpoint: int
     state: Raw
-    is_failing: bool
+    is_ending: bool
     unsettled: list[str]
     journal: list[_JournalEntry]
     journal_next: int
