@@ -138,8 +138,10 @@ def recording(top: Path, monkeypatch: pytest.MonkeyPatch, *, without: str = "") 
         seen.folder(src_dir_fd).since.append((old, None))
         seen.note(f"rename {old} {new}")
 
-    def unlinked(name: str, *, dir_fd: int) -> None:
+    def unlinked(name: Any, *, dir_fd: int | None = None) -> None:
         real["unlink"](name, dir_fd=dir_fd)
+        if dir_fd is None or key_of(dir_fd) not in seen.disk:
+            return  # a temporary file elsewhere
         seen.folder(dir_fd).since.append((name, None))
         seen.note(f"unlink {name}")
 
@@ -184,6 +186,11 @@ def _build(state: Disk, key: Key, chance: random.Random, to: Path, made: dict[Ke
             (to / name).write_bytes(made.setdefault(inside, _left(item, chance)))
 
 
+def _shared(a: bytes, b: bytes) -> int:
+    """How many bytes two contents begin with in common."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def _left(file: File, chance: random.Random) -> bytes:
     """What may be left of a file's bytes."""
     now = bytes(file.now)
@@ -195,5 +202,5 @@ def _left(file: File, chance: random.Random) -> bytes:
         return kept
     if kind == 1:
         return now
-    at = chance.randint(len(os.path.commonprefix([kept, now])), len(now))  # what was flushed isn't lost
+    at = chance.randint(_shared(kept, now), len(now))  # what was flushed isn't lost
     return now[:at] if kind == 2 else now[:at] + b"\0" * (len(now) - at)

@@ -67,7 +67,7 @@ def cuts(top: Path, verb: str, count: int, monkeypatch: pytest.MonkeyPatch, *, w
 
 @pytest.mark.parametrize("verb", CALLS)
 def test_a_cut_leaves_old_or_new(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuts(tmp_path, verb, 60, monkeypatch) == []
+    assert cuts(tmp_path, verb, 40, monkeypatch) == []
 
 
 @pytest.mark.rig
@@ -80,7 +80,7 @@ def test_a_cut_leaves_old_or_new_at_the_gate(verb: str, tmp_path: Path, monkeypa
 def test_the_rig_catches_a_flush_that_is_left_out(
     without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = cuts(tmp_path, "write_file", 200, monkeypatch, without=without)
+    wrong = cuts(tmp_path, "write_file", 80, monkeypatch, without=without)
     assert any(("mix" if without == "file" else "acknowledged") in line for line in wrong)
 
 
@@ -113,7 +113,7 @@ def test_a_cut_journal_says_what_it_was_told_or_less_and_never_anything_else(
         journal.close()
     os.close(fd)
     chance = random.Random(7)
-    for number, (_, state) in enumerate(itertools.chain(*[seen.states] * 6)):
+    for number, (_, state) in enumerate(itertools.chain(*[seen.states] * 2)):
         at = number % len(seen.states) + 1
         to = tmp_path / "cut"
         shutil.rmtree(to, ignore_errors=True)
