@@ -32,6 +32,7 @@ from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
+from tidefast.services.limits import Limiter, Reserved
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 from tidefast.services.tracing import mark, span
@@ -68,6 +69,7 @@ class Gateway:
         self._hook = hook
         self._bodies = Bodies(engine)
         self.prober = Prober(engine, tools, http, python)
+        self._limiter = Limiter(engine)
         self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
 
     async def apply(
@@ -171,8 +173,25 @@ class Gateway:
             contract_digest="" if known is None else known.digest,
             args_problem=problem,
         )
-        verdict = await self._engine.submit(command)
+        reserved = self._reserve(command, problem)
+        if isinstance(reserved, Refused | Wait):
+            return await self._engine.fence(right) or reserved
+        then = None if reserved is None else partial(self._limiter.admit, reserved)
+        verdict = await self._engine.submit(command, then)
         return await self._follow(right, step_id, verdict, args_json, request)
+
+    def _reserve(self, command: Admit, problem: str) -> Reserved | Refused | Wait | None:
+        """A place in the limits of a tool for a first sending; None where no limit asks for one.
+
+        Nothing may come between this and the intent: they are of one batch.
+        """
+        contract, right = command.contract, command.right
+        if contract is None or contract.limits is None or command.stored or problem:
+            return None
+        if self._engine.step(right.run_id, command.step_id) is not None:
+            return None
+        args = msgspec.json.decode(command.args_json)
+        return self._limiter.reserve(right.run_id, command.step_id, contract, args, command.deadline_ms)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -229,12 +248,18 @@ class Gateway:
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
-        settled = await self._engine.submit(settle)
+        settled = await self._engine.submit(settle, self._settling_limits(right.run_id, step_id, send))
         if is_watched:
             await self.reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
+
+    def _settling_limits(self, run_id: RunId, step_id: StepId, send: Send) -> Callable[[Verdict], None] | None:
+        if send.contract.limits is None:
+            return None
+        args = msgspec.json.decode(self._bodies.stored_call(run_id, send.intent_seq)[0])
+        return partial(self._limiter.settle, run_id, step_id, send.contract, args)
 
     def _tell(
         self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
