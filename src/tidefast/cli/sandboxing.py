@@ -4,17 +4,19 @@ Imports nothing of the server: a small box is ready soon.
 """
 
 import asyncio
+import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tidefast.cli.errors import CliError, ExitCode
-from tidefast.cli.options import Url, checked_id
+from tidefast.cli.options import checked_id
 from tidefast.wire.place import KEY_VARIABLE, URL_DEFAULT, URL_VARIABLE
 
-Names = Annotated[tuple[str, ...], Parameter(negative="")]
+if TYPE_CHECKING:
+    from tidefast.sdk.replica.dial import Dial
 
 
 def sandbox(
@@ -22,7 +24,7 @@ def sandbox(
     /,
     *,
     workspace: Annotated[str, Parameter(help="The workspace whose files the directory is to hold.")],
-    authority: Annotated[Url, Parameter(name="--authority")] = None,
+    authority: Annotated[str | None, Parameter(help="The server (or TIDEFAST_URL): http://HOST:PORT.")] = None,
     key_file: Annotated[Path | None, Parameter(help="A file with the replica's key, else TIDEFAST_KEY.")] = None,
     ignore: Annotated[tuple[str, ...], Parameter(negative="", help="A glob of paths to leave out; repeat it.")] = (),
     pass_env: Annotated[tuple[str, ...], Parameter(negative="", help="A variable that commands may see.")] = (),
@@ -88,3 +90,21 @@ def _serve(
     finally:
         replica.close()
     return ExitCode.OK
+
+
+async def _until_stopped(dial: "Dial") -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, dial.stop)
+    await dial.run()
+
+
+def _environment(name: str) -> str | None:
+    return os.environ.get(name) or None
+
+
+def _key_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError("usage", f"--key-file {path}: {error}", "name a readable file", ExitCode.USAGE) from error

@@ -11,7 +11,7 @@ PR_SET_DUMPABLE = 4
 
 
 def take_variable(name: str) -> str | None:
-    """The value of an environment variable, which this process doesn't have any more afterwards; None if it is unset."""
+    """The value of an environment variable, which this process has no longer afterwards; None if it is unset."""
     value = os.environ.get(name)
     if value is not None:
         libc = ctypes.CDLL(None)
