@@ -53,6 +53,7 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("POST", R + "/lease", {"holder": "w"}, "grant", 200),
     ("POST", "/v1/leases/renew", {"tokens": [TOKEN]}, "renew", 200),
     ("GET", "/v1/held", None, "held", 200),
+    ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
     ("GET", "/metrics", None, "troubles", 200),
 ]
@@ -64,13 +65,14 @@ OPERATORS: list[tuple[str, str, Any, str]] = [
     ("POST", R + "/freeze", None, "oversee"),
     ("POST", R + "/cancel", {"expect": {"epoch": 0}}, "oversee"),
     ("POST", S + "/resolve", {"verdict": "applied", "note": "n"}, "resolve"),
+    ("POST", "/v1/budgets", {"name": "run/r1", "calls": 5}, "raise_budget"),
 ]
 MAY_REPEAT = {"release", "complete", "fail"}
 
 
 def test_the_tables_name_every_address() -> None:
     count = sum(len(table) for table in VERBS.values())
-    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 2  # and healthz and openapi.json
+    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 3  # and healthz, openapi.json and the models'
 
 
 @pytest.mark.parametrize(("method", "path", "body", "verb"), LEASED)
