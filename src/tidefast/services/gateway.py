@@ -23,15 +23,16 @@ from tidefast.protocol.canonical import JSON, call_digest, canonical
 from tidefast.protocol.commands import Admit, Compensate, Settle
 from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
-from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId, derived_id, step_key
 from tidefast.protocol.patterns import RenderError
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
-from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
+from tidefast.protocol.verdicts import Answer, Ask, AskReplica, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
+from tidefast.services.workspace_tools import WorkspaceCall, is_workspace_tool, workspace_call, workspace_named
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
 DRAIN_S = 60.0  # how long a stopping gateway waits for providers
@@ -40,6 +41,7 @@ WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
 
 if TYPE_CHECKING:
     from tidefast.services.smtp_sender import SmtpSender
+    from tidefast.services.workspaces import Workspaces
 
 Asked = Coroutine[Any, Any, StepAnswer | Refused | Wait]
 Asking = Callable[[int], Asked]  # takes the time now; a new coroutine each time, so that a question can be repeated
@@ -56,11 +58,13 @@ class Gateway:
         python: PythonRunner | None,
         hook: Hook | None = None,
         smtp: "SmtpSender | None" = None,
+        workspaces: "Workspaces | None" = None,
     ) -> None:
         self._engine = engine
         self._tools = tools
         self._http = http
         self._smtp = smtp
+        self._workspaces = workspaces
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
@@ -75,13 +79,36 @@ class Gateway:
         Durable when it returns: the receipt of an answered step. Refusals: those of `Admit`, `in_doubt`, `step_pending`
         (nothing left; ask again), `step_rejected`, `step_held`.
         """
-        if args_json is None:
-            stored = self._engine.step(right.run_id, step_id)
-            tool = tool if stored is None else stored.tool
+        stored = self._engine.step(right.run_id, step_id) if args_json is None else None
+        tool = tool if stored is None else stored.tool
+        if self._workspaces is not None and is_workspace_tool(tool):
+            return await self._apply_in_workspace(self._workspaces, right, step_id, tool, args_json, stored, wait_ms)
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
         return await self.until(right.run_id, wait_ms, asking)
+
+    async def _apply_in_workspace(
+        self,
+        workspaces: "Workspaces",
+        right: Right,
+        step_id: StepId,
+        tool: str,
+        args_json: str | None,
+        stored: Step | None,
+        wait_ms: int,
+    ) -> StepAnswer | Refused:
+        """A call of a workspace's tool: its contract is made from the call, or from the one that is stored."""
+        if args_json is None and stored is not None and stored.contract:
+            contract = self._engine.contract(stored.contract)
+            known = WorkspaceCall(Tool(contract, stored.contract, None), workspace_named(contract), "")
+        else:
+            found = workspace_call(tool, args_json or "{}", workspaces.check)
+            if found is None:
+                return await self._engine.fence(right) or Refused("not_found", "tool_unknown", {"tool": tool})
+            known = found
+        asking = partial(self._admit, right, step_id, tool, known.tool, args_json, None, known.problem)
+        return await self.until(right.run_id, wait_ms, partial(asking, workspace_id=known.workspace_id))
 
     async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
         """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
@@ -107,9 +134,12 @@ class Gateway:
                 return answer
             now = self._engine.clock.now().ms
             if now >= until:
-                return Refused(answer.code, answer.reason, {"step": answer.blocking_step, "until_ms": answer.until_ms})
+                return _out_of_patience(answer, run_id)
             pause = min(until - now, max(answer.until_ms - now, 1), WAIT_SLICE_MS)
-            await self._engine.wait_for_change(run_id, pause)
+            if answer.workspace_id is not None and self._workspaces is not None:
+                await self._workspaces.replicas.wait(answer.workspace_id, pause)
+            else:
+                await self._engine.wait_for_change(run_id, pause)
             now = self._engine.clock.now().ms
 
     async def _once(self, asked: Asked, wait_ms: int) -> StepAnswer | Refused | Wait:
@@ -142,6 +172,7 @@ class Gateway:
         request: Request | None,
         problem: str,
         now_ms: int,
+        workspace_id: WorkspaceId | None = None,
     ) -> StepAnswer | Refused | Wait:
         if self._hook is not None:
             await self.reach("gateway.before_intent", right, step_id)
@@ -161,9 +192,17 @@ class Gateway:
             stored=args_json is None,
             contract_digest="" if known is None else known.digest,
             args_problem=problem,
+            workspace_id=workspace_id,
+            replica=self._ready(workspace_id),
         )
         verdict = await self._engine.submit(command)
         return await self._follow(right, step_id, verdict, args_json, request)
+
+    def _ready(self, workspace_id: WorkspaceId | None) -> Epoch | None:
+        """The replica epoch that could take a call of this workspace now."""
+        if workspace_id is None or self._workspaces is None:
+            return None
+        return self._workspaces.replicas.ready(workspace_id)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -195,6 +234,8 @@ class Gateway:
                 return self._bodies.with_receipt(right.run_id, verdict)
             case Ask():
                 return await self._ask(right.run_id, verdict)
+            case AskReplica() if self._workspaces is not None:
+                return await self._workspaces.ask(right.run_id, step_id, verdict)
             case Refused() | Wait():
                 return verdict
             case _:
@@ -217,13 +258,25 @@ class Gateway:
         outcome = await self._send(right, step_id, send, args_json, request)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
-        settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
-        settled = await self._engine.submit(settle)
+        settled = await self._settle(right, step_id, send, outcome)
         if is_watched:
             await self.reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
+
+    async def _settle(self, right: Right, step_id: StepId, send: Send, outcome: Outcome) -> Verdict:
+        command = Settle(
+            right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason, outcome.write
+        )
+        if outcome.write is None or self._workspaces is None or send.write is None:
+            return await self._engine.submit(command)
+        with self._workspaces.pinned(outcome):
+            settled = await self._engine.submit(command)
+        if not isinstance(settled, Refused):
+            return settled
+        await self._workspaces.distrust(send.write.workspace_id, send.write.epoch)
+        return Settled("pending", joined=False)
 
     def _tell(
         self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
@@ -240,6 +293,10 @@ class Gateway:
                 return Refused("step_rejected", "refused", facts)
             case "held":
                 return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
+            case _ if settled.state in ("pending", "fenced", "in_doubt") and send.write is not None:
+                # The replica, not the call, is why: the agent's one await goes on under the next epoch, or asks again.
+                until_ms = self._engine.clock.now().ms + RETRY_AFTER_MS
+                return Wait("step_pending", "replica", until_ms, step_id, workspace_id=send.write.workspace_id)
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
             case "applied" | "committed" | "compensated":
@@ -262,6 +319,8 @@ class Gateway:
             return await self._smtp.send(contract, request, send.deadline_ms)
         if contract.kind == "smtp":
             return Outcome("unsent", reason="no_smtp_sender")
+        if contract.kind == "workspace" and self._workspaces is not None:
+            return await self._workspaces.send(right, step_id, send, args_json)
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
         outcome = await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
@@ -353,3 +412,11 @@ def render(contract: Contract, args: Mapping[str, JSON], key: str) -> Request:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _out_of_patience(wait: Wait, run_id: RunId) -> Refused:
+    """What a caller hears whose patience ends while it would have to wait on."""
+    facts: dict[str, JSON] = {"step": wait.blocking_step, "until_ms": wait.until_ms}
+    if wait.workspace_id is not None:
+        facts |= {"workspace": wait.workspace_id, "run": wait.blocking_run or run_id}
+    return Refused(wait.code, wait.reason, facts)
