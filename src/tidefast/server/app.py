@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tidefast.server.credentials import Credentials
 from tidefast.server.door import LOOPBACK, Door, Hosts, refusal
 from tidefast.server.routes import Server, routes
+from tidefast.server.streams import streams
 from tidefast.wire.problem import problem
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def build_app(authority: "Authority", credentials: Credentials, hosts: Hosts = L
     stopping = asyncio.Event()
     server = Server(authority, credentials, stopping)
     door = Middleware(Door, hosts=hosts)
-    app = Starlette(routes=routes(server), middleware=[door], exception_handlers={404: _no_route})
+    app = Starlette(routes=[*routes(server), *streams(server)], middleware=[door], exception_handlers={404: _no_route})
     app.router.redirect_slashes = False
     app.state.stopping = stopping
     app.state.has_keys = credentials.book.keys is not None

@@ -62,7 +62,9 @@ class Address:
         else:
             parts = scope["path_params"]
             signer = self._server.credentials.signer
-            call = Call(self._server.authority, signer, parts.get("run", ""), parts.get("step", ""))
+            call = Call(
+                self._server.authority, signer, parts.get("run", ""), parts.get("step", ""), parts.get("ws", "")
+            )
             response = await self._answer(verb, call, scope, receive)
         await response(scope, receive, send)
 
@@ -142,7 +144,7 @@ async def _hung_up(receive: Receive) -> None:
 
 
 def _bad_name(call: Call) -> Problem | None:
-    for where, name in (("run", call.run), ("step", call.step)):
+    for where, name in (("run", call.run), ("step", call.step), ("workspace", call.workspace)):
         if name and not is_id(name) and not is_derived_id(name):
             bad = m.bad_id(where)
             return invalid(bad.reason, bad.detail, bad.facts)

@@ -30,6 +30,7 @@ class Verb:
 
 RUN = "/v1/runs/{run}"
 STEP = RUN + "/steps/{step}"
+WORKSPACE = "/v1/workspaces/{ws}"
 VERBS: dict[str, dict[str, Verb]] = {
     "/v1/runs": {
         "GET": Verb("read", m.RunsQuery, verbs.runs),
@@ -53,6 +54,12 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
     RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
     RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
+    "/v1/workspaces": {"GET": Verb("watch", m.WorkspacesQuery, verbs.workspaces)},
+    WORKSPACE: {"GET": Verb("watch", m.Empty, verbs.workspace)},
+    WORKSPACE + "/log": {"GET": Verb("watch", m.AfterSeqQuery, verbs.workspace_log)},
+    WORKSPACE + "/files": {"GET": Verb("watch", m.EntriesQuery, verbs.workspace_entries)},
+    WORKSPACE + "/diff": {"GET": Verb("watch", m.DiffQuery, verbs.workspace_diff)},
+    WORKSPACE + "/read": {"POST": Verb("work", m.ReadWorkspace, verbs.read_workspace, may_wait=True)},
     "/v1/held": {"GET": Verb("read", m.Empty, verbs.held)},
     "/healthz": {"GET": Verb("public", m.Empty, verbs.healthz)},
     "/readyz": {"GET": Verb("public", m.Empty, verbs.readyz)},

@@ -7,12 +7,14 @@ missing and brings it again afterwards. So no order of upload, join and sweep le
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
 
 from tidefast.engine.engine import Engine
+from tidefast.protocol.ids import WorkspaceId
 from tidefast.stores.blobs import BlobStore
 
 UNTOUCHED_MS = 3_600_000  # an upload has this long until its join
@@ -23,14 +25,26 @@ log = structlog.get_logger("tidefast.contents")
 class Contents:
     """One store of blobs, as the services use it. Blocking work runs on threads."""
 
-    def __init__(self, engine: Engine, blobs: BlobStore, wall_ms: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, blobs: Callable[[], BlobStore], wall_ms: Callable[[], int] | None = None
+    ) -> None:
+        """`blobs` opens the store of blobs, at first use: an authority without workspaces makes no file for them."""
         self._engine = engine
-        self._blobs = blobs
+        self._open = blobs
+        self._opened: BlobStore | None = None
+        self._opening = threading.Lock()
         self._wall_ms = wall_ms or (lambda: engine.clock.now().wall_ms)
         self._pins: dict[str, int] = {}
         self._condemned: set[str] = set()
         self._swept = asyncio.Event()
         self._swept.set()
+
+    @property
+    def _blobs(self) -> BlobStore:
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
 
     @contextmanager
     def pinned(self, digests: Iterable[str]) -> Iterator[None]:
@@ -51,20 +65,20 @@ class Contents:
         asked = set(digests)
         if asked & self._condemned:
             await self._swept.wait()
-        return await asyncio.to_thread(self._blobs.missing, asked) if asked else set()
+        return await asyncio.to_thread(lambda: self._blobs.missing(asked)) if asked else set()
 
     async def write(self, contents: Mapping[str, bytes]) -> None:
         """Keep small contents, durably. Raises `BlobRefused`."""
         if set(contents) & self._condemned:
             await self._swept.wait()
         if contents:
-            await asyncio.to_thread(self._blobs.write, contents)
+            await asyncio.to_thread(lambda: self._blobs.write(contents))
 
     async def upload(self, digest: str, pieces: AsyncIterator[bytes]) -> int:
         """Keep a content of any size, durably; its length. Raises `BlobRefused`, and what `pieces` raises."""
         if digest in self._condemned:
             await self._swept.wait()
-        upload = await asyncio.to_thread(self._blobs.begin)
+        upload = await asyncio.to_thread(lambda: self._blobs.begin())
         try:
             async for piece in pieces:
                 await asyncio.to_thread(upload.append, piece)
@@ -74,11 +88,11 @@ class Contents:
             raise
 
     async def size(self, digest: str) -> int | None:
-        return await asyncio.to_thread(self._blobs.size, digest)
+        return await asyncio.to_thread(lambda: self._blobs.size(digest))
 
     async def read(self, digest: str) -> AsyncIterator[bytes]:
         """Its bytes in pieces. Raises `KeyError` if it isn't here."""
-        pieces = await asyncio.to_thread(self._blobs.read, digest)
+        pieces = await asyncio.to_thread(lambda: self._blobs.read(digest))
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
@@ -88,6 +102,8 @@ class Contents:
 
     async def sweep(self, untouched_ms: int = UNTOUCHED_MS) -> int:
         """Remove contents that nothing names any more. Returns how many."""
+        if not self._engine.store.workspaces(WorkspaceId(""), 1):
+            return 0
         removed, after, before_ms = 0, "", self._wall_ms() - untouched_ms
         while True:
             found = await asyncio.to_thread(self._blobs.untouched_since, before_ms, after, BATCH)
@@ -112,4 +128,5 @@ class Contents:
             self._swept.set()
 
     def close(self) -> None:
-        self._blobs.close()
+        if self._opened is not None:
+            self._opened.close()

@@ -33,6 +33,7 @@ from tidefast.services.http_sender import HttpSender
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 from tidefast.services.workspace_tools import WorkspaceCall, is_workspace_tool, workspace_call, workspace_named
+from tidefast.services.workspaces import Workspaces, without_verbs
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
 DRAIN_S = 60.0  # how long a stopping gateway waits for providers
@@ -41,7 +42,6 @@ WAIT_SLICE_MS = 1_000  # a waiting caller asks again at least this often
 
 if TYPE_CHECKING:
     from tidefast.services.smtp_sender import SmtpSender
-    from tidefast.services.workspaces import Workspaces
 
 Asked = Coroutine[Any, Any, StepAnswer | Refused | Wait]
 Asking = Callable[[int], Asked]  # takes the time now; a new coroutine each time, so that a question can be repeated
@@ -58,13 +58,13 @@ class Gateway:
         python: PythonRunner | None,
         hook: Hook | None = None,
         smtp: "SmtpSender | None" = None,
-        workspaces: "Workspaces | None" = None,
+        workspaces: Workspaces | None = None,
     ) -> None:
         self._engine = engine
         self._tools = tools
         self._http = http
         self._smtp = smtp
-        self._workspaces = workspaces
+        self.workspaces = workspaces or without_verbs(engine)
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
@@ -81,8 +81,8 @@ class Gateway:
         """
         stored = self._engine.step(right.run_id, step_id) if args_json is None else None
         tool = tool if stored is None else stored.tool
-        if self._workspaces is not None and is_workspace_tool(tool):
-            return await self._apply_in_workspace(self._workspaces, right, step_id, tool, args_json, stored, wait_ms)
+        if is_workspace_tool(tool):
+            return await self._apply_in_workspace(right, step_id, tool, args_json, stored, wait_ms)
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
@@ -90,7 +90,6 @@ class Gateway:
 
     async def _apply_in_workspace(
         self,
-        workspaces: "Workspaces",
         right: Right,
         step_id: StepId,
         tool: str,
@@ -103,7 +102,7 @@ class Gateway:
             contract = self._engine.contract(stored.contract)
             known = WorkspaceCall(Tool(contract, stored.contract, None), workspace_named(contract), "")
         else:
-            found = workspace_call(tool, args_json or "{}", workspaces.check)
+            found = workspace_call(tool, args_json or "{}", self.workspaces.check)
             if found is None:
                 return await self._engine.fence(right) or Refused("not_found", "tool_unknown", {"tool": tool})
             known = found
@@ -136,8 +135,8 @@ class Gateway:
             if now >= until:
                 return _out_of_patience(answer, run_id)
             pause = min(until - now, max(answer.until_ms - now, 1), WAIT_SLICE_MS)
-            if answer.workspace_id is not None and self._workspaces is not None:
-                await self._workspaces.replicas.wait(answer.workspace_id, pause)
+            if answer.workspace_id is not None:
+                await self.workspaces.replicas.wait(answer.workspace_id, pause)
             else:
                 await self._engine.wait_for_change(run_id, pause)
             now = self._engine.clock.now().ms
@@ -200,9 +199,7 @@ class Gateway:
 
     def _ready(self, workspace_id: WorkspaceId | None) -> Epoch | None:
         """The replica epoch that could take a call of this workspace now."""
-        if workspace_id is None or self._workspaces is None:
-            return None
-        return self._workspaces.replicas.ready(workspace_id)
+        return None if workspace_id is None else self.workspaces.replicas.ready(workspace_id)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -234,8 +231,8 @@ class Gateway:
                 return self._bodies.with_receipt(right.run_id, verdict)
             case Ask():
                 return await self._ask(right.run_id, verdict)
-            case AskReplica() if self._workspaces is not None:
-                return await self._workspaces.ask(right.run_id, step_id, verdict)
+            case AskReplica():
+                return await self.workspaces.ask(right.run_id, step_id, verdict)
             case Refused() | Wait():
                 return verdict
             case _:
@@ -269,13 +266,13 @@ class Gateway:
         command = Settle(
             right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason, outcome.write
         )
-        if outcome.write is None or self._workspaces is None or send.write is None:
+        if outcome.write is None or send.write is None:
             return await self._engine.submit(command)
-        with self._workspaces.pinned(outcome):
+        with self.workspaces.pinned(outcome):
             settled = await self._engine.submit(command)
         if not isinstance(settled, Refused):
             return settled
-        await self._workspaces.distrust(send.write.workspace_id, send.write.epoch)
+        await self.workspaces.distrust(send.write.workspace_id, send.write.epoch)
         return Settled("pending", joined=False)
 
     def _tell(
@@ -319,8 +316,8 @@ class Gateway:
             return await self._smtp.send(contract, request, send.deadline_ms)
         if contract.kind == "smtp":
             return Outcome("unsent", reason="no_smtp_sender")
-        if contract.kind == "workspace" and self._workspaces is not None:
-            return await self._workspaces.send(right, step_id, send, args_json)
+        if contract.kind == "workspace":
+            return await self.workspaces.send(right, step_id, send, args_json)
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
         outcome = await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)

@@ -27,7 +27,7 @@ from tidefast.protocol.commands import (
 from tidefast.protocol.events import CHAIN_START, Event
 from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
 from tidefast.protocol.records import ReplicaRight, WorkspaceHead
-from tidefast.protocol.replica import replica_lapsed
+from tidefast.protocol.replica import replica_fence, replica_lapsed
 from tidefast.protocol.verdicts import Done, Refused, Renewed, ReplicaGranted
 from tidefast.protocol.workspace import Disk, Plan
 from tidefast.services.contents import Contents
@@ -275,6 +275,10 @@ class Replicas:
         """The replica ends, or isn't believed any more."""
         verdict = await self._engine.submit(ReleaseReplica(right, reason))
         return verdict if isinstance(verdict, Done | Refused) else Refused("invalid", "reason")
+
+    def fence(self, right: ReplicaRight) -> Refused | None:
+        """The refusal that this right would meet now; None if its epoch is live."""
+        return replica_fence(self._head(right.workspace_id), right, self._engine.clock.now())
 
     # --- what the gateway asks --------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from tidefast.protocol.canonical import JSON
 from tidefast.protocol.contract_table import TIMEOUT_MAX_MS
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.ids import WorkspaceId, is_id
+from tidefast.protocol.workspace import VerbFacts
 from tidefast.protocol.write import SCOPE
 from tidefast.services.tools import Tool
 
@@ -20,16 +21,12 @@ PREFIX = "workspace."
 SLACK_MS = 60_000  # beside a command's own time: for its beginning, its delta and its contents
 
 
-class VerbFacts(NamedTuple):
-    """What a schema says of a verb and its arguments."""
-
-    is_write: bool
-    problem: str  # why the arguments don't fit; empty if they do
-    timeout_ms: int  # how long the verb itself may take
-    escapes: bool
-
-
 Check = Callable[[str, Mapping[str, JSON]], VerbFacts | None]  # None: no verb has this name
+
+
+def no_verbs(verb: str, args: Mapping[str, JSON]) -> VerbFacts | None:
+    """The `Check` of a program that has no workspaces."""
+    return None
 
 
 class WorkspaceCall(NamedTuple):

@@ -9,18 +9,22 @@ import binascii
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
 
+import msgspec
+
 from tidefast.engine.engine import Engine
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import Settle
 from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
 from tidefast.protocol.records import ReplicaRight, Right
-from tidefast.protocol.verdicts import AskReplica, Send, Wait
+from tidefast.protocol.verdicts import AskReplica, Refused, Send, Wait
 from tidefast.services.contents import Contents
 from tidefast.services.python_runner import python_receipt
 from tidefast.services.replicas import Absent, NotBegun, NotDone, Order, Replicas, Reply, Told, Wrote
 from tidefast.services.tools import Outcome
-from tidefast.services.workspace_tools import SLACK_MS, Check, verb_and_args, workspace_named
+from tidefast.services.workspace_reads import WorkspaceReads
+from tidefast.services.workspace_tools import SLACK_MS, Check, no_verbs, verb_and_args, workspace_named
 from tidefast.stores.blobs import BlobRefused
+from tidefast.stores.memory_blobs import MemoryBlobs
 
 READ_MS = 60_000
 CROOKED = frozenset(("index", "busy", "receipt_changed"))  # why a call was not begun: the disk is not where the log is
@@ -34,6 +38,16 @@ class Workspaces:
         self.contents = contents
         self.replicas = replicas
         self.check = check
+        self.reads = WorkspaceReads(engine, contents, replicas)
+
+    def start(self) -> None:
+        """Have what earlier lives of this authority left open under ended epochs judged."""
+        for head in self._engine.places.busy():
+            self.replicas.settle_lost(head)
+
+    async def stop(self) -> None:
+        await self.replicas.stop()
+        self.contents.close()
 
     def pinned(self, outcome: Outcome) -> AbstractContextManager[None]:
         """Keeps what an outcome's write names from the sweep until its join is decided."""
@@ -96,6 +110,24 @@ class Workspaces:
                 return reply
             await self.replicas.wait(workspace_id, 100)
         return None
+
+    async def read_now(self, workspace_id: str, verb: str, args_json: str, wait_ms: int) -> dict[str, JSON] | Refused:
+        """A reading verb that is no step: what the disk holds now."""
+        args: dict[str, JSON] = msgspec.json.decode(args_json)
+        facts = self.check(verb, args)
+        if facts is None or facts.is_write:
+            return Refused("not_found", "tool_unknown", {"tool": verb})
+        if facts.problem:
+            return Refused("invalid", "args", {"tool": verb, "problem": facts.problem})
+        deadline_ms = self._engine.clock.now().ms + wait_ms
+        reply = await self.read(WorkspaceId(workspace_id), verb, args, deadline_ms)
+        match reply:
+            case Told():
+                return {"result": reply.result}
+            case NotDone():
+                return Refused("invalid", "args", {"tool": verb, "problem": str(reply.refusal.get("detail", ""))})
+            case _:
+                return Refused("no_replica", "away", {"workspace": workspace_id})
 
     async def ask(self, run_id: RunId, step_id: StepId, ask: AskReplica) -> Wait:
         """Put a doubt to the journal of the replica that was asked, and settle it by what it says."""
@@ -171,3 +203,9 @@ def _content_of(verb: str, args: dict[str, JSON]) -> dict[str, bytes]:
     except (binascii.Error, ValueError):
         return {}
     return {hashlib.sha256(raw).hexdigest(): raw}
+
+
+def without_verbs(engine: Engine) -> Workspaces:
+    """What a gateway has that serves no workspaces: their logs can be read, and no tool is known."""
+    contents = Contents(engine, MemoryBlobs)
+    return Workspaces(engine, contents, Replicas(engine, contents), no_verbs)
