@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,15 @@ def _environment(points: Path | None) -> dict[str, str]:
 class Running:
     """A process that said it is ready."""
 
-    def __init__(self, words: tuple[str, ...], cwd: Path, points: Path | None) -> None:
+    def __init__(self, words: tuple[str, ...], cwd: Path, points: Path | None, more: Mapping[str, str]) -> None:
         self.log = cwd / f"{words[0]}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *words, "--json"], cwd=cwd, env=_environment(points), stdout=subprocess.PIPE, stderr=log
+                [*COMMAND, *words, "--json"],
+                cwd=cwd,
+                env={**_environment(points), **more},
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -95,8 +99,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*words: str, cwd: Path, points: Path | None = None) -> Iterator[Running]:
-    started = Running(words, cwd, points)
+def running(
+    *words: str, cwd: Path, points: Path | None = None, more: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    started = Running(words, cwd, points, more or {})
     try:
         yield started
     finally:

@@ -20,6 +20,7 @@ from tidefast.services.authority import Authority
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.python_runner import LocalRunner
+from tidefast.services.reads import Troubles
 from tidefast.services.tools import ToolBook
 from tidefast.stores.memory import MemoryStore
 from tidefast.wire import tokens
@@ -47,9 +48,9 @@ class Spy:
             "create_run": RunCreated(RunId("r1"), "claimable", True), "claim": [GRANT], "grant": GRANT,
             "journal": JournalPage((), 0), "renew": [Renewed(99)], "release": done, "apply": STEP,
             "save_result": STEP, "compensate": STEP, "checkpoint": done, "complete": done, "fail": done,
-            "preempt": done, "thaw": done, "resolve": Settled("applied", False), "runs": [], "events": [],
+            "oversee": done, "resolve": Settled("applied", False), "runs": [], "events": [],
             "steps": [], "held": [], "run": Refused("not_found", "run_unknown", {"run": "r1"}),
-            "step": Refused("not_found", "step_unknown", {"step": "s1"}),
+            "step": Refused("not_found", "step_unknown", {"step": "s1"}), "troubles": Troubles(1, 2, 3_000),
         }  # fmt: skip
 
     @property
@@ -152,6 +153,9 @@ class Desk:
         self.charged.append(key)
         return {"id": f"ch-{order}"}
 
+    async def forget(self) -> None:
+        raise RuntimeError("who knows")
+
     async def refund(self, charge: str, key: str) -> dict[str, str]:
         return {"undone": charge}
 
@@ -163,8 +167,12 @@ async def real_authority(desk: Desk) -> AsyncIterator[tuple[Authority, Engine]]:
     engine.start()
     undo = Undo("refund", {"charge": "{receipt.body.id}"})
     common: dict[str, Any] = {"kind": "python", "key": PYTHON_KEY, "key_ttl_ms": 86_400_000, "timeout_ms": 5_000}
-    tools = ToolBook([Contract("charge", undo=undo, **common), Contract("refund", **common)])
-    runner = LocalRunner(clock, {"charge": desk.charge, "refund": desk.refund}, frozenset(("charge", "refund")))
+    tools = ToolBook(
+        [Contract("charge", undo=undo, **common), Contract("refund", **common), Contract("forget", kind="python")]
+    )
+    runner = LocalRunner(
+        clock, {"charge": desk.charge, "refund": desk.refund, "forget": desk.forget}, frozenset(("charge", "refund"))
+    )
     http = HttpSender(clock)
     try:
         yield Authority(engine, Gateway(engine, tools, http, runner)), engine

@@ -260,7 +260,10 @@ def test_what_the_log_names_is_the_name_of_the_key() -> None:
     spy = Spy()
     call(spy, "POST", "/v1/runs/{run}/thaw", KEYS["operator"], None)
     call(spy, "POST", "/v1/runs/{run}/thaw", OPERATOR_KEY, None)
-    assert spy.calls == [("thaw", "r1", "the-operator", ""), ("thaw", "r1", "operator", "")]
+    assert spy.calls == [
+        ("oversee", "thaw", "r1", "the-operator", "", None),
+        ("oversee", "thaw", "r1", "operator", "", None),
+    ]
 
 
 def test_no_key_and_no_digest_shows_in_the_text_of_what_holds_them() -> None:

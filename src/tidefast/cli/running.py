@@ -79,7 +79,7 @@ async def _run(
         if info.is_live:
             # Owning the file proves that the process which held this lease has ended.
             must(await authority.preempt(run_id, "tidefast run", "its process has ended", info.epoch))
-        if info.state in ("claimable", "leased", "failing"):
+        if info.state in ("claimable", "leased", "failing", "cancelling"):
             await _drive(parts, app, run_id, hook)
         info = must(await authority.run(run_id))
         return info, [must(await authority.step(run_id, step)) for step in info.held]
@@ -103,8 +103,8 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
         await worker.finish(run_id, try_again=False)
     except Error:
         info = await parts.authority.run(run_id)
-        if not isinstance(info, RunInfo) or info.state not in ("frozen", "held"):
-            raise  # what is frozen or held is told with the command that lets it go on
+        if not isinstance(info, RunInfo) or info.state not in ("frozen", "held", "paused"):
+            raise  # what is frozen, held or paused is told with the command that lets it go on
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -112,10 +112,12 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
 
 def _tell(info: RunInfo, held: list[StepInfo], store: str) -> None:
     out.line(f"run {info.run_id}: ", (info.state, out.STYLES.get(info.state, "bold")))
-    if info.state in ("completed", "failed"):
+    if info.state in ("completed", "failed", "cancelled"):
         out.line(info.result_json)
     elif info.state == "frozen":
         out.line(f"frozen: {info.frozen}; look at it, then: {command('thaw', info.run_id, url=None, store=store)}")
+    elif info.state == "paused":
+        out.line(f"paused by an operator; let it go on: {command('resume', info.run_id, url=None, store=store)}")
     elif not held:
         out.line(f"it can go on: repeat the command with --run-id {info.run_id}")
     for step in held:

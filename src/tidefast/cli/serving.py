@@ -21,6 +21,7 @@ from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
 from tidefast.cli.place import own, store_path, system_clock
+from tidefast.cli.tracing import start_tracing
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
 from tidefast.server.keyfile import KeysRefused, read_keys
@@ -118,6 +119,7 @@ def serve(
 
 async def _serve(settings: Settings, problems: Problems) -> None:
     hook = problems.check(wiring.fault_hook)
+    end_tracing = problems.check(start_tracing)
     # Without the file there is no clock, and without a clock no tools' process: so a bad file is told with the rest.
     _check_files(settings, problems)
     if problems.found:
@@ -144,10 +146,13 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         raise
     parts.tool_process = runner
     app = server_app.build_app(parts.authority, credentials, _hosts(settings))
+    parts.engine.on_commit = app.state.meters.committed
     try:
         await _listen(app, credentials, settings, parts, store, book)
     finally:
         await parts.stop()
+        if end_tracing is not None:
+            await asyncio.to_thread(end_tracing)
 
 
 def _hosts(settings: Settings) -> "Hosts":

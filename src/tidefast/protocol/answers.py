@@ -57,7 +57,7 @@ class LeaseGrant:
     input_json: str
     checkpoint: int  # number of the newest checkpoint, 0 for none
     state_json: str  # its state, null for none
-    is_failing: bool
+    is_ending: bool
     unsettled: tuple[StepId, ...]
     journal: tuple[JournalEntry, ...] = ()
     journal_next: int = 0  # where `journal` goes on; 0 when this is all

@@ -16,9 +16,11 @@ Epoch = NewType("Epoch", int)
 
 ID_LENGTH_MAX = 128
 DERIVED_LENGTH_MAX = 160
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+ID_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+DERIVED_ID_PATTERN = ID_PATTERN + r"(~[a-z0-9]{1,12}){1,4}"
+_ID = re.compile(ID_PATTERN, re.ASCII)
 _CALL = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127})~\d{1,4}", re.ASCII)
-_DERIVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(~[a-z0-9]{1,12}){1,4}", re.ASCII)
+_DERIVED = re.compile(DERIVED_ID_PATTERN, re.ASCII)
 
 EPOCHS_PER_INCARNATION = 2**32
 KeyForm = Literal["hex", "uuid"]

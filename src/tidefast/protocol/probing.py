@@ -33,8 +33,8 @@ def answer_probe(view: View, command: AnswerProbe, now: Now) -> Decision:
     if step.state not in ("in_doubt", "held") or step.closed_by is not None or step.lag_ms < 0:
         return refuse(head, "already_decided", step.state, step=step.step_id, state=step.state)
     if command.attempts != len(step.attempts):
-        facts: dict[str, JSON] = {"expected": command.attempts, "attempts": len(step.attempts)}
-        return refuse(head, "moved", "attempts", step=step.step_id, **facts)
+        count = len(step.attempts)
+        return refuse(head, "moved", "attempts", step=step.step_id, expected=command.attempts, attempts=count)
     before: tuple[Event, ...] = ()
     if view.recovery is not None and may_be_lost(step, view.incarnation):  # the answer must be about that sending too
         step, presuming = presume(view, head, step, view.recovery, now)

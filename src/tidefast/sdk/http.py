@@ -26,7 +26,7 @@ from tidefast.protocol.answers import (
     StepInfo,
 )
 from tidefast.protocol.canonical import BODY_BYTES_MAX
-from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.commands import ResolveVerdict, RunVerb
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
 from tidefast.sdk.authority import AuthorityUnavailable
@@ -113,8 +113,8 @@ class HttpAuthority:
             answers += [body] * len(part) if isinstance(body, Refused) else _renewals(body, len(part))
         return answers
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        message = m.Release(reason=reason, detail=detail[: m.NOTE_LENGTH_MAX], pause_ms=pause_ms)  # type: ignore[arg-type]
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        message = m.Release(reason=reason, detail=detail[: m.NOTE_LENGTH_MAX])  # type: ignore[arg-type]
         return await self._ask("POST", _held(token, "lease/release"), Done, message, token=token)
 
     async def apply(
@@ -128,8 +128,11 @@ class HttpAuthority:
         message = m.SaveResult(value=value_json)
         return await self._ask("POST", _held(token, "steps", step_id, "result"), StepAnswer, message, token)
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        message = m.Compensate(wait_ms=wait_ms)
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        tool, args = (None, None) if given is None else given
+        message = m.Compensate(tool=tool, args=args, wait_ms=wait_ms)
         path = _held(token, "steps", step_id, "compensate")
         return await self._ask("POST", path, StepAnswer, message, token, wait_ms)
 
@@ -148,12 +151,9 @@ class HttpAuthority:
 
     # --- for people: reads, and the operator's verbs, which need the operator's key ------------------------
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
-        expect = None if expect_epoch is None else m.ExpectEpoch(epoch=expect_epoch)
-        return await self._ask("POST", _path(run_id, "preempt"), Done, m.Preempt(note=note, expect=expect))
-
-    async def thaw(self, run_id: str, note: str) -> Done | Refused:
-        return await self._ask("POST", _path(run_id, "thaw"), Done, m.Thaw(note=note))
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        message = m.Oversee(note=note, expect=None if expect_epoch is None else m.ExpectRun(epoch=expect_epoch))
+        return await self._ask("POST", _path(run_id, verb), Done, message)
 
     async def resolve(
         self,
@@ -164,13 +164,14 @@ class HttpAuthority:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         message = m.Resolve(
             verdict=verdict,
             note=note,
             receipt=receipt_json,
             looked_at_ms=looked_at_ms,
-            expect=None if expect_attempts is None else m.ExpectAttempts(attempts=expect_attempts),
+            expect=m.Expect(epoch=expect_epoch, attempts=expect_attempts),
         )
         return await self._ask("POST", _path(run_id, "steps", step_id, "resolve"), Settled, message)
 
@@ -194,7 +195,15 @@ class HttpAuthority:
         return await self._ask("GET", _path(run_id, "steps", step_id), StepInfo)
 
     async def held(self) -> Sequence[StepInfo]:
-        return _must(_read_all(await self._call("GET", "/v1/held"), "steps", StepInfo))
+        """All held steps, page by page."""
+        found: list[StepInfo] = []
+        while True:
+            after = f"&after={found[-1].run_id}/{found[-1].step_id}" if found else ""
+            body = await self._call("GET", f"/v1/held?limit={m.PAGE_MAX}{after}")
+            page = _must(_read_all(body, "steps", StepInfo))
+            found += page
+            if len(page) < m.PAGE_MAX:
+                return found
 
     # --- one call ------------------------------------------------------------------------------------------
 

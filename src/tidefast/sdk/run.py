@@ -20,7 +20,7 @@ from tidefast.protocol.ids import is_id
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.verdicts import Refused
 from tidefast.sdk.app import OnDrift
-from tidefast.sdk.errors import Error, Misuse, PassEnded, Rejected
+from tidefast.sdk.errors import Error, Held, Misuse, PassEnded, Rejected
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
 from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
 from tidefast.sdk.tools import PythonTool
@@ -90,27 +90,34 @@ class Run:
                 await self._reach("sdk.after_apply", step_id)
         return body_of(self._receipt(step_id, answer))
 
-    async def compensate(self, step_id: str) -> Any:
-        """Undo a step by the tool that its contract names: the body of the undo's receipt. Durable when it returns.
+    async def compensate(self, step_id: str, tool: str | PythonTool | None = None, /, **args: Any) -> Any:
+        """Undo a step: the body of the undo's receipt. Durable when it returns.
 
-        The undo is a step of its own (`STEP~undo`) under a key of its own, finished once however often it is asked for.
+        By the tool that the step's contract declares, or by the one given here with its arguments. The undo is a step
+        of its own (`STEP~undo`) under a key of its own, finished once however often it is asked for.
         """
         undo_id = step_id + UNDO_SUFFIX
         entry = self._journal.entries.get(self._first(undo_id, of=step_id)) or await self._later(undo_id)
         if entry is not None:
             return self._settled(entry)
+        given = None if tool is None else self._given(undo_id, tool, args)
         with self._line.guard():
             await self._reach("sdk.before_apply", undo_id)
             self._effects_out += 1
             self._no_effects.clear()
             try:
                 answer = await self._line.ask(
-                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS), undo_id
+                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS, given), undo_id
                 )
             finally:
                 self._effect_back()
             await self._reach("sdk.after_apply", undo_id)
         return body_of(self._receipt(undo_id, answer))
+
+    def _given(self, undo_id: str, tool: str | PythonTool, args: dict[str, Any]) -> tuple[str, str]:
+        """The tool and arguments of an undo that the agent says."""
+        known = self._tools.get(tool) if isinstance(tool, str) else tool
+        return tool if isinstance(tool, str) else tool.name, self._call(undo_id, known, args)
 
     async def step(self, step_id: str, function: Callable[..., Any], /, *args: Any) -> Any:
         """Run a local function once and journal its value, which must be JSON. Durable when it returns.
@@ -257,6 +264,8 @@ class Run:
         """A refusal that is neither to be waited for nor the end of the pass, as an exception for the agent."""
         if refused.code == "step_rejected":
             return Rejected(step_id, refused.reason, refused.facts.get("receipt"))
+        if refused.code == "step_held":
+            return Held(step_id, refused.reason)
         if refused.code == "step_conflict":
             self._drift(step_id, "a step of this kind", f"the journal holds another one ({refused.reason})")
         told = ", ".join(f"{name} {value}" for name, value in refused.facts.items() if name != "receipt")

@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidefast.protocol.canonical import BODY_BYTES_MAX
+from tidefast.server.load import RETRY_AFTER_MS, Load
+from tidefast.server.meters import Meters
 from tidefast.wire.problem import MEDIA_TYPE, Problem, invalid, problem, too_large
 
 JSON_TYPE = "application/json"
@@ -47,9 +49,15 @@ def header(scope: Scope, name: bytes) -> str:
     return ""
 
 
-def answer(status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
-    """A JSON answer."""
-    return Response(body, status, {"Cache-Control": "no-store", **dict(headers)}, JSON_TYPE)
+def answer(status: int, body: bytes, media_type: str = JSON_TYPE) -> Response:
+    """An answer that nobody keeps."""
+    return Response(body, status, {"Cache-Control": "no-store"}, media_type)
+
+
+async def hung_up(receive: Receive) -> None:
+    """Returns when the caller has closed its connection. Only to be asked once the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def refusal(told: Problem, headers: Iterable[tuple[str, str]] = ()) -> Response:
@@ -85,15 +93,18 @@ LOOPBACK = Hosts()
 class Door:
     """The outermost part of the application, for requests and sockets alike."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: Hosts, meters: Meters) -> None:
         self.app = app
         self._hosts = hosts
+        self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         told = _foreign(scope, self._hosts) or _repeated(scope) or _misspelled(scope) or _framing(scope)
         if told is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        self._meters.told("other", "", told)
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": told.reason})
         else:
             closing = [("Connection", "close")] if header(scope, b"expect") else []
@@ -152,20 +163,25 @@ def is_upload(scope: Scope) -> bool:
     return bool(scope.get("method") == "PUT" and "/blobs/" in scope["path"])
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes | Problem:
+async def read_body(scope: Scope, receive: Receive, load: Load) -> bytes | Problem:
     """The body, at most 1 MiB of it. Raises `CallerGone` if the caller hangs up before its end."""
     chunks: list[bytes] = []
     length, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise CallerGone
-        chunk: bytes = message.get("body", b"")
-        length += len(chunk)
-        if length > BODY_BYTES_MAX:
-            return too_large()
-        chunks.append(chunk)
-        more = message.get("more_body", False)
+    try:
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGone
+            chunk: bytes = message.get("body", b"")
+            if length + len(chunk) > BODY_BYTES_MAX:
+                return too_large()
+            if not load.take_body(len(chunk)):
+                return problem("overloaded", "bodies", {"retry_after_ms": RETRY_AFTER_MS})
+            length += len(chunk)
+            chunks.append(chunk)
+            more = message.get("more_body", False)
+    finally:
+        load.give_back(length)
     media = header(scope, b"content-type").lower().replace(" ", "")
     if length and media not in (JSON_TYPE, f"{JSON_TYPE};charset=utf-8", f'{JSON_TYPE};charset="utf-8"'):
         return problem("unsupported", "media_type")

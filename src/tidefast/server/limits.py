@@ -2,16 +2,19 @@
 
 Request line 8 KiB; 64 headers, 8 KiB each, 32 KiB in all; 5 s from a request's first byte to the end of its headers;
 30 s between two pieces of a body. What can't be parsed is answered with a problem and the connection is closed, because
-where the next request begins is no longer known. A request already being worked on is answered first: bytes that come
+where the next request begins is no longer known. What arrives while the server is behind (`load.py`) is refused before
+anything else is done with it. A request already being worked on is answered first: bytes that come
 after it must not turn its answer into an error.
 """
 
 import asyncio
+import math
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tidefast.server.load import RETRY_AFTER_MS, Load
 from tidefast.wire.problem import MEDIA_TYPE, Problem, problem
 
 REQUEST_LINE_MAX = 8 * 1024
@@ -23,6 +26,29 @@ BODY_IDLE_S = 30.0
 UNREAD_MAX = 4 * 1024 * 1024  # of a refused body that is let pass so that its sender can read the refusal
 
 
+def _rendered(told: Problem, *, is_last: bool) -> bytes:
+    """A problem as the bytes of an answer; the last one closes its connection."""
+    body, head = told.to_json(), [STATUS_LINE[told.status], b"content-type: ", MEDIA_TYPE.encode()]
+    if told.retry_after_ms:
+        head += [b"\r\nretry-after: ", str(math.ceil(told.retry_after_ms / 1000)).encode()]
+    if is_last:
+        head.append(b"\r\nconnection: close")
+    head += [b"\r\ncache-control: no-store\r\ncontent-length: ", str(len(body)).encode(), b"\r\n\r\n", body]
+    return b"".join(head)
+
+
+def _overloaded(reason: str) -> Problem:
+    return problem("overloaded", reason, {"retry_after_ms": RETRY_AFTER_MS})
+
+
+BEHIND, BEHIND_LAST = (_rendered(_overloaded("loop"), is_last=is_last) for is_last in (False, True))
+
+
+def limited(load: Load) -> type["LimitedProtocol"]:
+    """The protocol of a server with this load."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"load": load})
+
+
 class _Over(Exception):
     """A limit was passed inside a callback of the parser."""
 
@@ -32,6 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     header_time_s = HEADER_TIME_S
     body_idle_s = BODY_IDLE_S
+    load: Load  # of the server, see `limited`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,14 +71,40 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of unfinished headers: the parser itself would gather them without end
         self._bytes_of_headers = 0
         self._unread = 0
+        self._has_place = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm(self.header_time_s)
+        self._has_place = self.load.connect()
+        if self._has_place:
+            self._arm(self.header_time_s)
+        else:
+            self._is_dead = True
+            transport.write(_rendered(_overloaded("connections"), is_last=True))
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._has_place:
+            self.load.disconnect()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin with a request, or refuse it at once where the server is behind: that must cost next to nothing."""
+        if not self.load.is_behind(cycle.scope["path"]):
+            super()._start_asgi_task(cycle, app)
+            return
+        is_last = not cycle.keep_alive or cycle.waiting_for_100_continue
+        self.transport.write(BEHIND_LAST if is_last else BEHIND)
+        cycle.response_started = cycle.response_complete = True
+        if is_last:
+            self.transport.close()
+        if self.pipeline:
+            self.loop.call_soon(
+                self.on_response_complete
+            )  # not here: each of them may be refused, one inside the other
+        else:
+            self.on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._is_dead:
@@ -151,16 +204,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             cycle.disconnected = True  # its body can't be completed: whoever waits for it is told
             cycle.message_event.set()
-        body = told.to_json()
-        head = [
-            STATUS_LINE[told.status],
-            b"content-type: ",
-            MEDIA_TYPE.encode(),
-            b"\r\ncache-control: no-store\r\nconnection: close\r\ncontent-length: ",
-            str(len(body)).encode(),
-            b"\r\n\r\n",
-        ]
-        self.transport.write(b"".join((*head, body)))
+        self.transport.write(_rendered(told, is_last=True))
         self.transport.close()
 
     def _arm(self, delay_s: float) -> None:

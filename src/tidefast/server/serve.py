@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tidefast.server.door import is_loopback
-from tidefast.server.limits import LimitedProtocol
+from tidefast.server.limits import limited
 from tidefast.wire.replica import MESSAGE_BYTES_MAX
 
 GRACE_S = 10
@@ -71,7 +71,7 @@ async def serve(
     listener = listen(host, port, has_keys=app.state.has_keys)
     config = uvicorn.Config(
         app,
-        http=LimitedProtocol,
+        http=limited(app.state.meters.load),
         ws="none",  # loaded with the first socket: see `limits.py`
         ws_max_size=MESSAGE_BYTES_MAX,
         ws_per_message_deflate=False,
@@ -89,8 +89,10 @@ async def serve(
     try:
         server = _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready)
         server.on_hangup = on_hangup
+        app.state.meters.load.start()
         await server.serve([listener])
     finally:
+        app.state.meters.load.stop()
         listener.close()
 
 

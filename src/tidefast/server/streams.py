@@ -41,7 +41,8 @@ class Stream:
 
     async def __call__(self, request: Request) -> Response:
         """The answer, whatever happens; nothing of the inside of an error is told."""
-        call = Call(self._server.authority, self._server.credentials.signer)
+        server = self._server
+        call = Call(server.authority, server.credentials.signer, server.meters, server.stopping)
         try:
             told = await self._judge(request)
         except (ClientDisconnect, CallerGone):
@@ -161,7 +162,7 @@ async def get_blob(request: Request, workspaces: Workspaces, name: str) -> Respo
 
 async def fetch_blobs(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
     """Many small contents in one answer, in the order asked, each behind its digest and length (`packed`)."""
-    body = await read_body(request.scope, request.receive)
+    body = await read_body(request.scope, request.receive, request.app.state.meters.load)
     asked = body if isinstance(body, Problem) else m.decode(m.Fetch, body)
     if isinstance(asked, Problem):
         return asked

@@ -8,10 +8,30 @@ every role, the page about HTTP and `/openapi.json` are made from this table.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from tidefast.protocol.answers import (
+    EventInfo,
+    JournalPage,
+    LeaseGrant,
+    RunCreated,
+    RunInfo,
+    StepAnswer,
+    StepInfo,
+)
+from tidefast.protocol.commands import RUN_VERBS
+from tidefast.protocol.verdicts import Done, Renewed, Settled
 from tidefast.server import verbs
 from tidefast.server.access import Guard
+from tidefast.server.meters import MEDIA_TYPE as METRICS_TYPE
 from tidefast.server.verbs import Call, Outcome
 from tidefast.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Records of one kind under a name."""
+
+    name: str
+    of: type
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +39,8 @@ class Verb:
     """One method of one address. `may_repeat`: the verb can end its own epoch, and be asked again after that.
 
     `may_wait`: a wait that is given up when the server stops or its caller is gone; nothing is lost by that.
+    `is_stream`: with `Accept: text/event-stream` it is told as it happens. `answer` is the record that is told, records
+    under a name, or the media type of a text; None is an object that needs no description.
     """
 
     guard: Guard
@@ -26,6 +48,9 @@ class Verb:
     ask: Callable[[Call], Awaitable[Outcome]]
     may_repeat: bool = False
     may_wait: bool = False
+    is_stream: bool = False
+    answer: type | Listed | str | None = None
+    statuses: tuple[int, ...] = (200,)
 
 
 RUN = "/v1/runs/{run}"
@@ -33,34 +58,40 @@ STEP = RUN + "/steps/{step}"
 WORKSPACE = "/v1/workspaces/{ws}"
 VERBS: dict[str, dict[str, Verb]] = {
     "/v1/runs": {
-        "GET": Verb("read", m.RunsQuery, verbs.runs),
-        "POST": Verb("start", m.CreateRun, verbs.create_run),
+        "GET": Verb("read", m.RunsQuery, verbs.runs, answer=Listed("runs", RunInfo)),
+        "POST": Verb("start", m.CreateRun, verbs.create_run, answer=RunCreated, statuses=(200, 201)),
     },
-    RUN: {"GET": Verb("read", m.Empty, verbs.run)},
-    RUN + "/events": {"GET": Verb("read", m.AfterSeqQuery, verbs.events)},
-    RUN + "/steps": {"GET": Verb("read", m.AfterStepQuery, verbs.steps)},
-    STEP: {"GET": Verb("read", m.Empty, verbs.step), "POST": Verb("lease", m.Apply, verbs.apply)},
-    STEP + "/result": {"POST": Verb("lease", m.SaveResult, verbs.save_result)},
-    STEP + "/compensate": {"POST": Verb("lease", m.Compensate, verbs.compensate)},
-    STEP + "/resolve": {"POST": Verb("operator", m.Resolve, verbs.resolve)},
-    "/v1/claims": {"POST": Verb("work", m.Claim, verbs.claim, may_wait=True)},
-    RUN + "/lease": {"POST": Verb("work", m.Grant, verbs.grant)},
-    RUN + "/lease/renew": {"POST": Verb("lease", m.Empty, verbs.renew)},
-    RUN + "/lease/release": {"POST": Verb("lease", m.Release, verbs.release, may_repeat=True)},
+    RUN: {"GET": Verb("read", m.Empty, verbs.run, answer=RunInfo)},
+    RUN + "/events": {
+        "GET": Verb("read", m.AfterSeqQuery, verbs.events, is_stream=True, answer=Listed("events", EventInfo))
+    },
+    RUN + "/steps": {"GET": Verb("read", m.AfterStepQuery, verbs.steps, answer=Listed("steps", StepInfo))},
+    STEP: {
+        "GET": Verb("read", m.Empty, verbs.step, answer=StepInfo),
+        "POST": Verb("lease", m.Apply, verbs.apply, answer=StepAnswer),
+    },
+    STEP + "/result": {"POST": Verb("lease", m.SaveResult, verbs.save_result, answer=StepAnswer)},
+    STEP + "/compensate": {"POST": Verb("lease", m.Compensate, verbs.compensate, answer=StepAnswer)},
+    STEP + "/resolve": {"POST": Verb("operator", m.Resolve, verbs.resolve, answer=Settled)},
+    "/v1/claims": {"POST": Verb("work", m.Claim, verbs.claim, may_wait=True, answer=Listed("leases", LeaseGrant))},
+    RUN + "/lease": {"POST": Verb("work", m.Grant, verbs.grant, answer=LeaseGrant)},
+    RUN + "/lease/renew": {"POST": Verb("lease", m.Empty, verbs.renew, answer=Renewed)},
+    RUN + "/lease/release": {"POST": Verb("lease", m.Release, verbs.release, may_repeat=True, answer=Done)},
     "/v1/leases/renew": {"POST": Verb("work", m.RenewMany, verbs.renew_many)},
-    RUN + "/checkpoints": {"POST": Verb("lease", m.SaveCheckpoint, verbs.checkpoint)},
-    RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True)},
-    RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True)},
-    RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw)},
     "/v1/workspaces": {"GET": Verb("watch", m.WorkspacesQuery, verbs.workspaces)},
     WORKSPACE: {"GET": Verb("watch", m.Empty, verbs.workspace)},
     WORKSPACE + "/log": {"GET": Verb("watch", m.AfterSeqQuery, verbs.workspace_log)},
     WORKSPACE + "/files": {"GET": Verb("watch", m.EntriesQuery, verbs.workspace_entries)},
     WORKSPACE + "/diff": {"GET": Verb("watch", m.DiffQuery, verbs.workspace_diff)},
     WORKSPACE + "/read": {"POST": Verb("work", m.ReadWorkspace, verbs.read_workspace, may_wait=True)},
-    "/v1/held": {"GET": Verb("read", m.Empty, verbs.held)},
+    RUN + "/checkpoints": {"POST": Verb("lease", m.SaveCheckpoint, verbs.checkpoint, answer=Done)},
+    RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True, answer=Done)},
+    RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True, answer=Done)},
+    RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal, answer=JournalPage)},
+    **{f"{RUN}/{verb}": {"POST": Verb("operator", m.Oversee, verbs.oversee(verb), answer=Done)} for verb in RUN_VERBS},
+    "/v1/held": {"GET": Verb("read", m.HeldQuery, verbs.held, answer=Listed("steps", StepInfo))},
+    "/metrics": {"GET": Verb("watch", m.Empty, verbs.metrics, answer=METRICS_TYPE)},
+    "/openapi.json": {"GET": Verb("public", m.Empty, verbs.openapi)},
     "/healthz": {"GET": Verb("public", m.Empty, verbs.healthz)},
     "/readyz": {"GET": Verb("public", m.Empty, verbs.readyz)},
 }

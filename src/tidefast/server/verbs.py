@@ -4,18 +4,22 @@ By the time a function here runs, every check of `routes.py` has passed: the mes
 was live a moment ago. Whether it still is, the rules decide in the transaction that writes.
 """
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidefast.protocol.answers import LeaseGrant
+from tidefast.protocol.commands import RunVerb
 from tidefast.protocol.ids import is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.server.access import ANYONE, Caller
 from tidefast.server.bodies import Info, without_bodies
 from tidefast.server.credentials import Signer
+from tidefast.server.meters import MEDIA_TYPE as METRICS_TYPE
+from tidefast.server.meters import Meters
 from tidefast.wire import messages as m
 from tidefast.wire.answers import spell, spell_all
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
@@ -30,12 +34,15 @@ class Call:
 
     authority: "Authority"
     signer: Signer
+    meters: Meters
+    stopping: asyncio.Event
     run: str = ""
     step: str = ""
     workspace: str = ""
     caller: Caller = ANYONE
     right: Right | None = None
     message: Any = None
+    has_waited: bool = False
 
     @property
     def holds(self) -> Right:
@@ -46,10 +53,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer: what is said, and with which status."""
+    """An answer: what is said, and with which status. Bytes are a text of the media type named."""
 
-    body: dict[str, Any]
+    body: dict[str, Any] | bytes
     status: int = 200
+    media_type: str = "application/json"
 
 
 Outcome = Told | Problem
@@ -134,7 +142,7 @@ def _seen(call: Call, token: str) -> Right | None:
 
 async def release(call: Call) -> Outcome:
     asked: m.Release = call.message
-    return told(await call.authority.release(call.holds, asked.reason, asked.detail, asked.pause_ms))
+    return told(await call.authority.release(call.holds, asked.reason, asked.detail))
 
 
 async def journal(call: Call) -> Outcome:
@@ -163,7 +171,11 @@ async def save_result(call: Call) -> Outcome:
 
 async def compensate(call: Call) -> Outcome:
     asked: m.Compensate = call.message
-    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms))
+    if (asked.tool is None) != (asked.args is None):
+        missing = "tool" if asked.tool is None else "args"
+        return invalid("field_missing", "send both `tool` and `args`, or neither", {"field": missing})
+    given = None if asked.tool is None or asked.args is None else (asked.tool, asked.args)
+    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms, given))
 
 
 async def checkpoint(call: Call) -> Outcome:
@@ -181,30 +193,33 @@ async def fail(call: Call) -> Outcome:
     return told(await call.authority.fail(call.holds, asked.error))
 
 
-async def preempt(call: Call) -> Outcome:
-    asked: m.Preempt = call.message
-    expected = None if asked.expect is None else asked.expect.epoch
-    return told(await call.authority.preempt(call.run, call.caller.name, asked.note, expected))
+def oversee(verb: RunVerb) -> Callable[[Call], Awaitable[Outcome]]:
+    """An operator's verb on a run."""
 
+    async def ask(call: Call) -> Outcome:
+        asked: m.Oversee = call.message
+        expected = None if asked.expect is None else asked.expect.epoch
+        return told(await call.authority.oversee(verb, call.run, call.caller.name, asked.note, expected))
 
-async def thaw(call: Call) -> Outcome:
-    asked: m.Thaw = call.message
-    return told(await call.authority.thaw(call.run, call.caller.name, asked.note))
+    ask.__name__ = verb
+    ask.__doc__ = {
+        "preempt": "End a run's lease.",
+        "pause": "Let nothing new of a run begin.",
+        "resume": "Let a paused run go on.",
+        "freeze": "Stop a run for a person to look at.",
+        "thaw": "Let a frozen run go on.",
+        "cancel": "End a run: settle what is open, undo what can be undone.",
+    }[verb]
+    return ask
 
 
 async def resolve(call: Call) -> Outcome:
     asked: m.Resolve = call.message
-    expected = None if asked.expect is None else asked.expect.attempts
+    expected = asked.expect or m.Expect()
+    verdict, note, receipt, looked = asked.verdict, asked.note, asked.receipt, asked.looked_at_ms
     return told(
         await call.authority.resolve(
-            call.run,
-            call.step,
-            asked.verdict,
-            call.caller.name,
-            asked.note,
-            asked.receipt,
-            asked.looked_at_ms,
-            expected,
+            *(call.run, call.step, verdict, call.caller.name, note, receipt, looked, expected.attempts, expected.epoch)
         )
     )
 
@@ -238,7 +253,13 @@ async def step(call: Call) -> Outcome:
 
 
 async def held(call: Call) -> Outcome:
-    return _shown_all(call, "steps", await call.authority.held(call.caller.runs))
+    """Steps that wait for a person, in order of runs and steps."""
+    asked: m.HeldQuery = call.message
+    run_id, _, step_id = (asked.after or "").partition("/")
+    if run_id and not call.caller.sees(run_id):
+        return Told({"steps": []})
+    after = (run_id, step_id) if asked.after else None
+    return _shown_all(call, "steps", await call.authority.held(call.caller.runs, after, asked.limit))
 
 
 async def healthz(call: Call) -> Outcome:
@@ -247,7 +268,9 @@ async def healthz(call: Call) -> Outcome:
 
 
 async def readyz(call: Call) -> Outcome:
-    """The store answers."""
+    """The store answers, and the server isn't stopping."""
+    if call.stopping.is_set():
+        return problem("store_unavailable", "stopping")
     await call.authority.runs(None, 1, None)
     return Told({"status": "ready"})
 
@@ -286,3 +309,15 @@ async def read_workspace(call: Call) -> Outcome:
     """What is on the replica's disk now: no step, no log, and nothing that a later pass could rely on."""
     asked: m.ReadWorkspace = call.message
     return _of_workspace(await call.authority.read_workspace(call.workspace, asked.verb, asked.args, asked.wait_ms))
+
+
+async def metrics(call: Call) -> Outcome:
+    """What the server counts, for Prometheus."""
+    return Told(call.meters.text(await call.authority.troubles()), media_type=METRICS_TYPE)
+
+
+async def openapi(call: Call) -> Outcome:
+    """This description."""
+    from tidefast.server.openapi import document  # only now: it reads the table that names this function
+
+    return Told(document())

@@ -23,18 +23,18 @@ from tidefast.protocol.answers import (
 from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import (
+    RUN_VERBS,
     Complete,
     CreateRun,
     Fail,
     Grant,
-    Preempt,
     Release,
     Renew,
     Resolve,
     ResolveVerdict,
+    RunVerb,
     SaveCheckpoint,
     SaveResult,
-    Thaw,
 )
 from tidefast.protocol.ids import Epoch, RunId, StepId, is_derived_id, is_id
 from tidefast.protocol.records import Right, RunHead
@@ -44,10 +44,11 @@ from tidefast.services.gateway import Gateway
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook
-from tidefast.services.reads import Reads
+from tidefast.services.reads import LIMIT_MAX, Reads, Troubles
 from tidefast.services.relay import Relay
 
 JOURNAL_BYTES_MAX = 1_048_576
+NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
 
 
@@ -150,7 +151,7 @@ class Authority:
             input_json=self._bodies.member(run_id, 1, "input"),
             checkpoint=granted.checkpoint,
             state_json=state,
-            is_failing=granted.is_failing,
+            is_ending=granted.is_ending,
             unsettled=head.unsettled,
             journal=page.entries,
             journal_next=page.next,
@@ -180,11 +181,11 @@ class Authority:
             answers.append(verdict if isinstance(verdict, Renewed | Refused) else _unexpected(verdict))
         return answers
 
-    async def release(self, right: Right, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+    async def release(self, right: Right, reason: str, detail: str) -> Done | Refused:
         """Give the lease back; reason `drift` also freezes the run for a person."""
         if reason not in ("done", "error", "held", "shutdown", "drift"):
             return Refused("invalid", "reason", {"reason": reason})
-        return _done(await self.engine.submit(Release(right, reason, detail[:500], pause_ms)))  # type: ignore[arg-type]
+        return _done(await self.engine.submit(Release(right, reason, detail[:500])))  # type: ignore[arg-type]
 
     async def apply(
         self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
@@ -226,9 +227,11 @@ class Authority:
             budget.note,
         )
 
-    async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step (see `Gateway.compensate`)."""
-        return await self.gateway.compensate(right, StepId(step_id), wait_ms)
+    async def compensate(
+        self, right: Right, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, declared by its contract or `given` as (tool, arguments) (see `Gateway.compensate`)."""
+        return await self.gateway.compensate(right, StepId(step_id), wait_ms, given)
 
     async def save_result(self, right: Right, step_id: str, value_json: str) -> StepAnswer | Refused:
         """Journal a local step's value; the first value stands."""
@@ -258,12 +261,12 @@ class Authority:
 
     async def preempt(self, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
         """An operator ends the live epoch; the run can be claimed at once."""
-        expected = None if expect_epoch is None else Epoch(expect_epoch)
-        return _done(await self.engine.submit(Preempt(RunId(run_id), by, note, expected)))
+        return await self.oversee("preempt", run_id, by, note, expect_epoch)
 
-    async def thaw(self, run_id: str, by: str, note: str) -> Done | Refused:
-        """An operator lets a frozen run go on."""
-        return _done(await self.engine.submit(Thaw(RunId(run_id), by, note)))
+    async def oversee(self, verb: RunVerb, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        """An operator's verb on a run. `expect_epoch` is the epoch they saw; an older one is refused as `moved`."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
+        return _done(await self.engine.submit(RUN_VERBS[verb](RunId(run_id), by, note[:NOTE_LENGTH_MAX], expected)))
 
     async def resolve(
         self,
@@ -275,10 +278,12 @@ class Authority:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         """A person says what became of a step in doubt or held."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
         command = Resolve(
-            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts
+            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts, expected
         )
         answer = await self.engine.submit(command)
         return answer if isinstance(answer, Settled | Refused) else _unexpected(answer)
@@ -324,8 +329,20 @@ class Authority:
         """What is on the replica's disk now (see `Workspaces.read_now`)."""
         return await self.workspaces.read_now(workspace_id, verb, args_json, wait_ms)
 
-    async def held(self, prefix: str = "") -> Sequence[StepInfo]:
-        return await self.reads.held(prefix)
+    async def held(
+        self, prefix: str = "", after: tuple[str, str] | None = None, limit: int = LIMIT_MAX
+    ) -> Sequence[StepInfo]:
+        return await self.reads.held(prefix, after, limit)
+
+    async def has_ended(self, run_id: str) -> bool:
+        return await self.reads.has_ended(RunId(run_id))
+
+    async def troubles(self) -> Troubles:
+        return await self.reads.troubles()
+
+    async def changed(self, run_id: str, timeout_ms: int) -> None:
+        """Return when something of this run became durable, or after the time given."""
+        await self.engine.wait_for_change(RunId(run_id), timeout_ms)
 
 
 def _is_of(head: RunHead, holder: str, request_id: str) -> bool:

@@ -12,6 +12,7 @@ or is cancelled doesn't cancel a call: each call runs as a task of its own and i
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ import msgspec
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
-from tidefast.protocol.canonical import JSON, call_digest, canonical
+from tidefast.protocol.canonical import JSON, call_digest, canonical, digest
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, Require, Undo, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
+from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId, derived_id, step_key
-from tidefast.protocol.patterns import RenderError
+from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Ask, AskReplica, Refused, Send, Settled, Verdict, Wait
@@ -32,6 +34,7 @@ from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
+from tidefast.services.tracing import mark, span
 from tidefast.services.workspace_tools import WorkspaceCall, is_workspace_tool, workspace_call, workspace_named
 from tidefast.services.workspaces import Workspaces, without_verbs
 
@@ -109,9 +112,15 @@ class Gateway:
         asking = partial(self._admit, right, step_id, tool, known.tool, args_json, None, known.problem)
         return await self.until(right.run_id, wait_ms, partial(asking, workspace_id=known.workspace_id))
 
-    async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
-        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id))
+    async def compensate(
+        self, right: Right, step_id: StepId, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, as a fenced step of its own.
+
+        `given`: its tool and arguments, for a step whose contract declares none or that is to be undone otherwise. What
+        the books already hold of an undo stands; another given one is a conflict.
+        """
+        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id), given)
         if isinstance(asking, Refused):
             return await self._engine.fence(right) or asking
         return await self.until(right.run_id, wait_ms, asking)
@@ -252,7 +261,9 @@ class Gateway:
         is_watched = self._hook is not None
         if is_watched:
             await self.reach("gateway.after_intent", right, step_id, attempt=send.attempt)
-        outcome = await self._send(right, step_id, send, args_json, request)
+        with span("gateway.send", run=right.run_id, step=step_id, epoch=right.epoch, attempt=send.attempt) as traced:
+            outcome = await self._send(right, step_id, send, args_json, request)
+            mark(traced, tool=send.contract.tool, outcome=outcome.kind)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settled = await self._settle(right, step_id, send, outcome)
@@ -287,8 +298,11 @@ class Gateway:
         match settled.state:
             case "rejected":
                 facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
-                return Refused("step_rejected", "refused", facts)
+                reason = "precondition" if outcome.kind == "unmet" else "refused"
+                return Refused("step_rejected", reason, facts)
             case "held":
+                if send.contract.independent:
+                    facts["independent"] = True
                 return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
             case _ if settled.state in ("pending", "fenced", "in_doubt") and send.write is not None:
                 # The replica, not the call, is why: the agent's one await goes on under the next epoch, or asks again.
@@ -309,6 +323,10 @@ class Gateway:
         contract = send.contract
         if send.is_replay or args_json is None:
             args_json, request = self._bodies.stored_call(right.run_id, send.intent_seq)
+        if send.is_first and contract.require is not None:
+            unmet = await self._precondition(right, step_id, send, contract.require, args_json)
+            if unmet is not None:
+                return unmet
         if contract.kind == "http" and request is not None:
             name = f"{right.run_id}/{step_id}"
             return await self._http.send(contract, request, send.deadline_ms, step=name, epoch=right.epoch)
@@ -325,40 +343,48 @@ class Gateway:
             return outcome
         return Outcome("unlisted", outcome.receipt_json, "unexpected_answer")
 
-    def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
-        """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
+    async def _precondition(
+        self, right: Right, step_id: StepId, send: Send, require: Require, args_json: str
+    ) -> Outcome | None:
+        """Why the first sending may not go: what must hold doesn't, or nobody could say. None if it may."""
+        sources: dict[str, JSON] = {"args": msgspec.json.decode(args_json)}
+        try:
+            match, args = require.match.filled(sources), fill(dict(require.args), sources)
+            name = f"{right.run_id}/{step_id}"
+            said = await self.prober.read(require.tool, args, send.key, send.deadline_ms, name, right.epoch)
+        except RenderError:
+            return Outcome("unsent", reason="precondition_unknown")
+        receipt = msgspec.json.decode(said.receipt_json)
+        if receipt is None or said.kind != "applied" or receipt["truncated"]:
+            return Outcome("unsent", reason="precondition_unknown")
+        if match.matches(receipt["status"] or 0, None if receipt.get("encoding") else receipt["body"]):
+            return None
+        body = canonical({"precondition": require.tool, "answer": receipt["body"]})
+        told = object_json(
+            body=body, content_type='"application/json"', digest=f'"{digest(body)}"', status="null", truncated="false"
+        )
+        return Outcome("unmet", told, "precondition")
+
+    def _prepare_undo(
+        self, right: Right, step_id: StepId, target: Step | None, given: tuple[str, str] | None
+    ) -> Asking | Refused:
+        """What the undo of a step would be: as given, as the books hold it, or as the step's stored contract says."""
         if target is None or not target.contract or not target.receipt_seq:
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
-        undo = self._engine.contract(target.contract).undo
-        if undo is None:
-            return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
-        known = self._tools.get(undo.tool)
-        args, _ = self._bodies.stored_call(right.run_id, target.intent_seq)
-        receipt = self._bodies.receipt(right.run_id, target.receipt_seq)
-        try:
-            args_json = canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt)))
-        except RenderError as error:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": str(error)})
-        undo_id = derived_id(step_id, "undo")
-        request, problem = self._request(right.run_id, undo_id, known, args_json)
-        if problem:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": problem})
-        return partial(self._admit_undo, right, step_id, undo_id, undo.tool, known, args_json, request)
-
-    async def _admit_undo(
-        self,
-        right: Right,
-        step_id: StepId,
-        undo_id: StepId,
-        tool: str,
-        known: Tool | None,
-        args_json: str,
-        request: Request | None,
-        now_ms: int,
-    ) -> StepAnswer | Refused | Wait:
-        if self._hook is not None:
-            await self.reach("gateway.before_intent", right, undo_id)
-            now_ms = self._engine.clock.now().ms
+        undo_id, problem = derived_id(step_id, "undo"), ""
+        begun = self._engine.step(right.run_id, undo_id)
+        if given is not None:
+            tool, args_json = given
+        elif begun is not None and begun.intent_seq:
+            tool, args_json = begun.tool, self._bodies.stored_call(right.run_id, begun.intent_seq)[0]
+        else:
+            undo = self._engine.contract(target.contract).undo
+            if undo is None:
+                return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
+            tool = undo.tool
+            args_json, problem = self._undo_args(right.run_id, target, undo)
+        known = self._tools.get(tool)
+        request, misfit = (None, problem) if problem else self._request(right.run_id, undo_id, known, args_json)
         contract = None if known is None else known.contract
         command = Compensate(
             right=right,
@@ -370,11 +396,30 @@ class Gateway:
             contract=contract,
             request=request,
             owner=self._engine.boot,
-            deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
+            deadline_ms=0,
             contract_digest="" if known is None else known.digest,
+            problem=problem or misfit,
+            is_given=given is not None,
         )
+        return partial(self._admit_undo, command)
+
+    def _undo_args(self, run_id: RunId, target: Step, undo: Undo) -> tuple[str, str]:
+        """(the arguments of a declared undo, why they can't be written): from the stored call and its receipt."""
+        args, _ = self._bodies.stored_call(run_id, target.intent_seq)
+        receipt = self._bodies.receipt(run_id, target.receipt_seq)
+        try:
+            return canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt))), ""
+        except RenderError as error:
+            return "null", str(error)
+
+    async def _admit_undo(self, command: Compensate, now_ms: int) -> StepAnswer | Refused | Wait:
+        if self._hook is not None:
+            await self.reach("gateway.before_intent", command.right, command.undo_step_id)
+            now_ms = self._engine.clock.now().ms
+        timeout_ms = 0 if command.contract is None else command.contract.timeout_ms
+        command = replace(command, deadline_ms=now_ms + timeout_ms)
         verdict = await self._engine.submit(command)
-        return await self._follow(right, undo_id, verdict, args_json, request)
+        return await self._follow(command.right, command.undo_step_id, verdict, command.args_json, command.request)
 
     async def reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
         if self._hook is not None:

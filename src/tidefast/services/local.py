@@ -62,11 +62,11 @@ class LocalAuthority:
         answers = iter(await self._authority.renew([right for right in rights if right is not None]))
         return [UNKNOWN_TOKEN if right is None else next(answers) for right in rights]
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
         right = self._rights.get(token)
         if right is None:
             return UNKNOWN_TOKEN
-        return self._ended(token, await self._authority.release(right, reason, detail, pause_ms))
+        return self._ended(token, await self._authority.release(right, reason, detail))
 
     async def apply(
         self, token: str, step_id: str, tool: str, args_json: str | None, wait_ms: int
@@ -80,9 +80,11 @@ class LocalAuthority:
         right = self._rights.get(token)
         return UNKNOWN_TOKEN if right is None else await self._authority.save_result(right, step_id, value_json)
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
         right = self._rights.get(token)
-        return UNKNOWN_TOKEN if right is None else await self._authority.compensate(right, step_id, wait_ms)
+        return UNKNOWN_TOKEN if right is None else await self._authority.compensate(right, step_id, wait_ms, given)
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:
         right = self._rights.get(token)

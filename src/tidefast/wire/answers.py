@@ -67,7 +67,7 @@ class _LeaseGrant(Struct):
     input: Raw
     checkpoint: int
     state: Raw
-    is_failing: bool
+    is_ending: bool
     unsettled: list[str]
     journal: list[_JournalEntry]
     journal_next: int
@@ -195,7 +195,7 @@ def _plain(record: object) -> dict[str, Any]:
 
 def read(body: bytes, kind: type[T]) -> T:
     """The record of this kind in an answer."""
-    return _record(msgspec.json.decode(body, type=_SHAPES[kind]), kind)
+    return _record(msgspec.json.decode(body, type=SHAPES[kind]), kind)
 
 
 def read_all(body: bytes, name: str, kind: type[T]) -> list[T]:
@@ -227,7 +227,7 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
-_SHAPES: dict[type, type[Struct]] = {
+SHAPES: dict[type, type[Struct]] = {
     StepAnswer: _StepAnswer,
     JournalEntry: _JournalEntry,
     JournalPage: _JournalPage,

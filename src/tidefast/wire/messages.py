@@ -17,13 +17,13 @@ from msgspec import Meta, Struct, inspect
 from tidefast.protocol.canonical import BODY_BYTES_MAX, INTEGER_MAX, JSON
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
+from tidefast.protocol.records import RunState
 from tidefast.wire.problem import Problem, invalid, too_large
 from tidefast.wire.strict import BadInput, canonical_text, read_object, type_name
 from tidefast.wire.tokens import is_holder
 
 WAIT_MAX_MS = 60_000
 WAIT_DEFAULT_MS = 30_000
-PAUSE_MAX_MS = 3_600_000
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 TOKENS_MAX = 1000
@@ -32,6 +32,7 @@ WORD_LENGTH_MAX = 128  # of what people name freely: versions, holders, request 
 
 Id = Annotated[str, Meta(extra={"form": "id"})]
 NamedId = Annotated[str, Meta(extra={"form": "named_id"})]  # may be derived: named, not minted
+StepPath = Annotated[str, Meta(extra={"form": "step_path"})]  # RUN/STEP
 Word = Annotated[str, Meta(extra={"form": "word"})]
 Note = Annotated[str, Meta(max_length=NOTE_LENGTH_MAX)]
 AnyJson = Annotated[str, Meta(extra={"form": "json"})]  # any JSON value, held as canonical text
@@ -76,7 +77,6 @@ class Empty(Message):
 class Release(Message):
     reason: Literal["done", "error", "held", "shutdown", "drift"] = "done"
     detail: Note = ""
-    pause_ms: Annotated[int, Meta(ge=0, le=PAUSE_MAX_MS)] = 0
 
 
 class RenewMany(Message):
@@ -97,6 +97,10 @@ class SaveResult(Message):
 
 
 class Compensate(Message):
+    """`tool` with `args` for an undo that the step's contract isn't to say."""
+
+    tool: Word | None = None
+    args: ObjectJson | None = None
     wait_ms: WaitMs = WAIT_DEFAULT_MS
 
 
@@ -115,21 +119,22 @@ class Fail(Message):
     error: str
 
 
-class ExpectEpoch(Message):
-    epoch: Positive
+class Expect(Message, omit_defaults=True):
+    """What an operator saw: the run's newest epoch (0: never granted), and how many attempts the step had."""
+
+    epoch: Whole | None = None
+    attempts: Whole | None = None
 
 
-class ExpectAttempts(Message):
-    attempts: Whole
+class ExpectRun(Message):
+    epoch: Whole
 
 
-class Preempt(Message):
+class Oversee(Message):
+    """A verb of an operator on a run: why, and the epoch that they saw."""
+
     note: Note = ""
-    expect: ExpectEpoch | None = None
-
-
-class Thaw(Message):
-    note: Note = ""
+    expect: ExpectRun | None = None
 
 
 class Resolve(Message):
@@ -137,13 +142,13 @@ class Resolve(Message):
     note: Note
     receipt: AnyJson = "null"
     looked_at_ms: Whole | None = None
-    expect: ExpectAttempts | None = None
+    expect: Expect | None = None
 
 
 class RunsQuery(Message):
     after: NamedId | None = None
     limit: Count = PAGE_DEFAULT
-    state: Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"] | None = None
+    state: RunState | None = None
 
 
 class AfterSeqQuery(Message):
@@ -184,6 +189,11 @@ class ReadWorkspace(Message):
 
 class Fetch(Message):
     digests: Annotated[list[Word], Meta(min_length=1, max_length=PAGE_MAX)]
+
+
+class HeldQuery(Message):
+    after: StepPath | None = None
+    limit: Count = PAGE_DEFAULT
 
 
 class JournalQuery(Message):
@@ -410,6 +420,14 @@ def _word(value: JSON, where: str) -> object:
     return value
 
 
+def _step_path(value: JSON, where: str) -> object:
+    text = _string(value, where)
+    names = text.split("/")
+    if len(names) != 2 or not all(is_id(name) or is_derived_id(name) for name in names):
+        raise BadInput("id_invalid", f"`{where}` must be RUN/STEP", field=where)
+    return text
+
+
 def _object(value: JSON, where: str) -> object:
     if not isinstance(value, dict):
         raise _wrong(where, "object", value)
@@ -419,6 +437,7 @@ def _object(value: JSON, where: str) -> object:
 _FORMS: dict[str, Check] = {
     "id": _id,
     "named_id": _named_id,
+    "step_path": _step_path,
     "word": _word,
     "json": canonical_text,
     "object": _object,

@@ -91,8 +91,8 @@ class Seam:
     async def renew(self, tokens: Sequence[str]) -> Sequence[Renewed | Refused]:
         raise NotImplementedError
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        answer: Done | Refused = await self._ask(token, "release", reason, detail, pause_ms)
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        answer: Done | Refused = await self._ask(token, "release", reason, detail)
         return answer
 
     async def apply(
@@ -105,8 +105,10 @@ class Seam:
         answer: StepAnswer | Refused = await self._ask(token, "save_result", step_id, value_json)
         return answer
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        answer: StepAnswer | Refused = await self._ask(token, "compensate", step_id, wait_ms)
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._ask(token, "compensate", step_id, wait_ms, given)
         return answer
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:
