@@ -107,7 +107,11 @@ def _workspaces(engine: Engine, store: Store) -> Workspaces:
     path: Path | None = getattr(store, "path", None)
 
     def blobs() -> BlobStore:
-        return MemoryBlobs() if path is None else SqliteBlobs(path.with_name(path.name + ".contents"))
+        return (
+            MemoryBlobs()
+            if path is None
+            else SqliteBlobs(path.with_name(path.name + ".contents"), clock_ms=lambda: engine.clock.now().wall_ms)
+        )
 
     contents = Contents(engine, blobs)
     return Workspaces(engine, contents, Replicas(engine, contents), verb_facts)

@@ -24,6 +24,7 @@ from tidefast.sdk.errors import Error, Held, Misuse, PassEnded, Rejected
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
 from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
 from tidefast.sdk.tools import PythonTool
+from tidefast.sdk.workspace import Workspace
 
 ENVELOPE_BYTES = 4_096  # what a call over HTTP has around a body
 BODY_CHARS_SURE = (BODY_BYTES_MAX - ENVELOPE_BYTES) // 4  # short enough whatever its characters are
@@ -89,6 +90,10 @@ class Run:
             if self._hook is not None:
                 await self._reach("sdk.after_apply", step_id)
         return body_of(self._receipt(step_id, answer))
+
+    def workspace(self, name: str) -> Workspace:
+        """A workspace by its name: files that outlive the sandbox they lie in. Runs may share one."""
+        return Workspace(self, name)
 
     async def compensate(self, step_id: str, tool: str | PythonTool | None = None, /, **args: Any) -> Any:
         """Undo a step: the body of the undo's receipt. Durable when it returns.

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tidefast.protocol.canonical import JSON
@@ -20,7 +19,7 @@ from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId, is_id
 from tidefast.protocol.workspace import Disk
 from tidefast.server.access import admit
 from tidefast.server.credentials import Credentials
-from tidefast.services import replicas as s
+from tidefast.services import replica_words as s
 from tidefast.stores.base import StoreError
 from tidefast.wire import replica as r
 from tidefast.wire.problem import Problem, problem
@@ -28,12 +27,11 @@ from tidefast.wire.tokens import is_holder
 
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
-    from tidefast.services.replicas import Replicas
+    from tidefast.services.replicas import Replicas, Session
 
 HELLO_S = 10.0
 QUEUED_MAX = 1_000  # messages to a replica that reads nothing
 BOOT_ID_MAX = 64
-log = structlog.get_logger("tidefast.replica")
 
 
 class SocketLink:
@@ -132,14 +130,14 @@ class ReplicaSocket:
         except (msgspec.DecodeError, ValueError, KeyError) as error:
             link.say(r.Problem("invalid", "message", str(error)[:1000]))
         except StoreError as error:
-            log.error("replica_socket", workspace=workspace_id, error=type(error).__name__)
+            link.say(r.Problem("store_unavailable", type(error).__name__))
         finally:
             if session is not None:
                 self._replicas.closed(session)
             link.close()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _open(self, link: SocketLink, workspace_id: WorkspaceId, hello: r.Hello) -> s.Session:
+    async def _open(self, link: SocketLink, workspace_id: WorkspaceId, hello: r.Hello) -> "Session":
         disk = Disk(Epoch(hello.epoch), hello.index, hello.chain, hello.is_whole, hello.is_ahead)
         proved = self._credentials.signer.verify_replica(hello.token) if hello.token else None
         proof = None if proved is None else s.Proof(*proved)
@@ -159,7 +157,7 @@ class ReplicaSocket:
             self._replicas.resumed(session, disk)
         return session
 
-    async def _hear(self, session: s.Session, link: SocketLink, said: r.FromReplica) -> None:
+    async def _hear(self, session: "Session", link: SocketLink, said: r.FromReplica) -> None:
         match said:
             case r.Renew():
                 await self._replicas.renew(session)
@@ -184,7 +182,7 @@ class ReplicaSocket:
                 raise ValueError("`hello` is said once")
 
     def _restored(
-        self, session: s.Session, link: SocketLink, said: r.Restored, left_out: Sequence[tuple[str, str]]
+        self, session: "Session", link: SocketLink, said: r.Restored, left_out: Sequence[tuple[str, str]]
     ) -> None:
         if said.epoch == session.right.epoch:
             self._replicas.restored(session, said.index, said.chain, left_out)

@@ -4,7 +4,9 @@ They pass the same door and the same keys as every other. What a replica asks fo
 the workspace that the address names. A content is streamed in both directions and never held whole.
 """
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -19,16 +21,17 @@ from tidefast.server.replica_socket import ReplicaSocket
 from tidefast.server.report import report
 from tidefast.server.routes import Server
 from tidefast.server.verbs import Call
-from tidefast.services.workspace_reads import manifest_json
-from tidefast.services.workspaces import Workspaces
 from tidefast.stores.base import StoreError
 from tidefast.stores.blobs import BlobRefused
 from tidefast.wire import messages as m
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
 from tidefast.wire.replica import FETCH_BYTES_MAX, packed
 
+if TYPE_CHECKING:
+    from tidefast.services.workspaces import Workspaces
+
 BYTES = "application/octet-stream"
-Answer = Callable[[Request, Workspaces, str], Awaitable[Response | Problem]]
+Answer = Callable[[Request, "Workspaces", str], Awaitable[Response | Problem]]
 
 
 class Stream:
@@ -90,7 +93,7 @@ def _index(request: Request) -> int | Problem | None:
     return asked if isinstance(asked, Problem) else asked.index
 
 
-async def read_file(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def read_file(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     """A file's committed content."""
     index, path = _index(request), str(request.path_params["path"])
     if isinstance(index, Problem):
@@ -112,7 +115,7 @@ async def read_file(request: Request, workspaces: Workspaces, name: str) -> Resp
     return StreamingResponse(workspaces.contents.read(entry.digest), 200, headers, BYTES)
 
 
-async def tar(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def tar(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     """The committed content as a tar file."""
     index = _index(request)
     if isinstance(index, Problem):
@@ -124,16 +127,19 @@ async def tar(request: Request, workspaces: Workspaces, name: str) -> Response |
     return StreamingResponse(workspaces.reads.tar(found[1]), 200, headers, "application/x-tar")
 
 
-async def manifest(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def manifest(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     """What stands where, for a replica."""
     index = _index(request)
     if isinstance(index, Problem):
         return index
     found = workspaces.reads.manifest(name, index)
-    return from_refused(found) if isinstance(found, Refused) else answer(200, manifest_json(*found))
+    if isinstance(found, Refused):
+        return from_refused(found)
+    index, entries = found
+    return answer(200, json.dumps({"index": index, "entries": entries}, separators=(",", ":")).encode())
 
 
-async def put_blob(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def put_blob(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     """Keep a content; durable when answered."""
     digest = str(request.path_params["sha256"])
     if not is_digest(digest):
@@ -151,7 +157,7 @@ def _not_kept(refused: BlobRefused) -> Problem:
     return problem("full", "contents") if refused.reason == "full" else problem("too_large", "content")
 
 
-async def get_blob(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def get_blob(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     digest = str(request.path_params["sha256"])
     size = await workspaces.contents.size(digest) if is_digest(digest) else None
     if size is None:
@@ -160,7 +166,7 @@ async def get_blob(request: Request, workspaces: Workspaces, name: str) -> Respo
     return StreamingResponse(workspaces.contents.read(digest), 200, headers, BYTES)
 
 
-async def fetch_blobs(request: Request, workspaces: Workspaces, name: str) -> Response | Problem:
+async def fetch_blobs(request: Request, workspaces: "Workspaces", name: str) -> Response | Problem:
     """Many small contents in one answer, in the order asked, each behind its digest and length (`packed`)."""
     body = await read_body(request.scope, request.receive, request.app.state.meters.load)
     asked = body if isinstance(body, Problem) else m.decode(m.Fetch, body)

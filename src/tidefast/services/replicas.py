@@ -9,122 +9,30 @@ its lease under the same epoch, and its journal is asked about what was open.
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 import structlog
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import (
     GrantReplica,
     LoseWrite,
     ReleaseReplica,
     RenewReplica,
-    Write,
 )
 from tidefast.protocol.events import CHAIN_START, Event
 from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
 from tidefast.protocol.records import ReplicaRight, WorkspaceHead
 from tidefast.protocol.replica import replica_fence, replica_lapsed
 from tidefast.protocol.verdicts import Done, Refused, Renewed, ReplicaGranted
-from tidefast.protocol.workspace import Disk, Plan
+from tidefast.protocol.workspace import Disk
 from tidefast.services.contents import Contents
+from tidefast.services.replica_words import Absent, Link, NotBegun, Opened, Order, Proof, Reply, Wrote
 
 LEASE_MS = 15_000
 CALM = frozenset(("step_refused", "step_unsent", "step_rejected"))  # ends of a call that left nothing on the disk
 log = structlog.get_logger("tidefast.replicas")
-
-
-class Proof(NamedTuple):
-    """What a replica's token proves: this right, and the session number that it was handed out with."""
-
-    right: ReplicaRight
-    number: int
-
-
-class Opened(NamedTuple):
-    """A session's right, as the replica is told of it."""
-
-    right: ReplicaRight
-    number: int
-    lease_ms: int
-    expires_at_ms: int
-    plan: Plan
-    log_index: int
-    chain: str
-    is_resumed: bool
-
-
-class Order(NamedTuple):
-    """A call to a replica. `run_id` None: it only reads."""
-
-    request_id: str
-    epoch: Epoch
-    log_index: int
-    verb: str
-    args: Mapping[str, JSON]
-    within_ms: int
-    run_id: RunId | None = None
-    step_id: StepId | None = None
-    attempt: int = 0
-    run_epoch: Epoch = Epoch(0)
-
-
-class Wrote(NamedTuple):
-    """A mutating call was applied. `inline` are small contents of the delta."""
-
-    write: Write
-    result: JSON
-    inline: Mapping[str, bytes] = {}
-    unrestorable: Sequence[tuple[str, str]] = ()
-
-
-class Told(NamedTuple):
-    """What a reading call found."""
-
-    result: JSON
-
-
-class NotDone(NamedTuple):
-    """Refused for good, nothing changed."""
-
-    refusal: Mapping[str, JSON]
-
-
-class NotBegun(NamedTuple):
-    """Not begun, for a reason that isn't the call's."""
-
-    reason: str
-
-
-class Absent(NamedTuple):
-    """The journal knows nothing of the attempt, and it will never begin."""
-
-
-Reply = Wrote | Told | NotDone | NotBegun | Absent
-
-
-class Link(Protocol):
-    """One socket, in the direction of the replica. Sending never waits and never raises."""
-
-    def do(self, order: Order) -> None: ...
-
-    def ask(self, request_id: str, epoch: Epoch, run_id: RunId, step_id: StepId, attempt: int) -> None: ...
-
-    def want(self, request_id: str, digests: Sequence[str]) -> None: ...
-
-    def renewed(self, epoch: Epoch, lease_ms: int, expires_at_ms: int) -> None: ...
-
-    def joined(self, run_id: RunId, step_id: StepId, epoch: Epoch, log_index: int, chain: str) -> None: ...
-
-    def rollback(self, epoch: Epoch, log_index: int, chain: str) -> None: ...
-
-    def superseded(self, epoch: Epoch, live_epoch: Epoch, reason: str) -> None:
-        """Tell it, and close."""
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

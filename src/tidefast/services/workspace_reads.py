@@ -1,6 +1,5 @@
 """What is told about workspaces: their heads, their logs, what stands where, and what differs between two indexes."""
 
-import json
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
@@ -158,8 +157,3 @@ def _told_write(write: LoggedWrite) -> dict[str, JSON]:
 
 def _told_entry(entry: Entry | None) -> JSON:
     return None if entry is None else dict(entry._asdict())
-
-
-def manifest_json(log_index: int, manifest: dict[str, Entry]) -> bytes:
-    """A whole content as a replica reads it."""
-    return json.dumps({"index": log_index, "entries": manifest}, separators=(",", ":")).encode()

@@ -19,7 +19,8 @@ from tidefast.protocol.records import ReplicaRight, Right
 from tidefast.protocol.verdicts import AskReplica, Refused, Send, Wait
 from tidefast.services.contents import Contents
 from tidefast.services.python_runner import python_receipt
-from tidefast.services.replicas import Absent, NotBegun, NotDone, Order, Replicas, Reply, Told, Wrote
+from tidefast.services.replica_words import Absent, NotBegun, NotDone, Order, Reply, Told, Wrote
+from tidefast.services.replicas import Replicas
 from tidefast.services.tools import Outcome
 from tidefast.services.workspace_reads import WorkspaceReads
 from tidefast.services.workspace_tools import SLACK_MS, Check, no_verbs, verb_and_args, workspace_named

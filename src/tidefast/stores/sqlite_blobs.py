@@ -7,7 +7,6 @@ its digest is flushed and with it all pieces before it. What a crash left half u
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,10 @@ HELD = "SELECT coalesce(sum(size), 0) FROM blobs WHERE digest IS NOT NULL"
 _encode = msgspec.json.Encoder().encode
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class SqliteBlobs:
     """See `BlobStore`. `bytes_max` bounds all contents together, 0 for no bound."""
 
-    def __init__(self, path: Path, *, bytes_max: int = 0, clock_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int], bytes_max: int = 0) -> None:
         """Open or make the file. Raises `StoreRefused` for a file of another kind, `StoreError` if it can't be used."""
         self.path = path
         self._bytes_max = bytes_max
