@@ -20,7 +20,7 @@ from tidefast.protocol.ids import is_id
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.verdicts import Refused
 from tidefast.sdk.app import OnDrift
-from tidefast.sdk.errors import Error, Held, Misuse, PassEnded, Rejected
+from tidefast.sdk.errors import Error, Held, LimitReached, Misuse, PassEnded, Rejected
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
 from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
 from tidefast.sdk.tools import PythonTool
@@ -269,6 +269,8 @@ class Run:
         """A refusal that is neither to be waited for nor the end of the pass, as an exception for the agent."""
         if refused.code == "step_rejected":
             return Rejected(step_id, refused.reason, refused.facts.get("receipt"))
+        if refused.code == "limit_reached":
+            return LimitReached(step_id, refused.facts)
         if refused.code == "step_held":
             return Held(step_id, refused.reason)
         if refused.code == "step_conflict":

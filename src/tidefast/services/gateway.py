@@ -32,6 +32,7 @@ from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Ask, AskReplica, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
+from tidefast.services.limits import Limiter, Reserved
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 from tidefast.services.tracing import mark, span
@@ -72,6 +73,7 @@ class Gateway:
         self._hook = hook
         self._bodies = Bodies(engine)
         self.prober = Prober(engine, tools, http, python)
+        self._limiter = Limiter(engine)
         self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
 
     async def apply(
@@ -203,12 +205,29 @@ class Gateway:
             workspace_id=workspace_id,
             replica=self._ready(workspace_id),
         )
-        verdict = await self._engine.submit(command)
+        reserved = self._reserve(command, problem)
+        if isinstance(reserved, Refused | Wait):
+            return await self._engine.fence(right) or reserved
+        then = None if reserved is None else partial(self._limiter.admit, reserved)
+        verdict = await self._engine.submit(command, then)
         return await self._follow(right, step_id, verdict, args_json, request)
 
     def _ready(self, workspace_id: WorkspaceId | None) -> Epoch | None:
         """The replica epoch that could take a call of this workspace now."""
         return None if workspace_id is None else self.workspaces.replicas.ready(workspace_id)
+
+    def _reserve(self, command: Admit, problem: str) -> Reserved | Refused | Wait | None:
+        """A place in the limits of a tool for a first sending; None where no limit asks for one.
+
+        Nothing may come between this and the intent: they are of one batch.
+        """
+        contract, right = command.contract, command.right
+        if contract is None or contract.limits is None or command.stored or problem:
+            return None
+        if self._engine.step(right.run_id, command.step_id) is not None:
+            return None
+        args = msgspec.json.decode(command.args_json)
+        return self._limiter.reserve(right.run_id, command.step_id, contract, args, command.deadline_ms)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -278,13 +297,19 @@ class Gateway:
             right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason, outcome.write
         )
         if outcome.write is None or send.write is None:
-            return await self._engine.submit(command)
+            return await self._engine.submit(command, self._settling_limits(right.run_id, step_id, send))
         with self.workspaces.pinned(outcome):
             settled = await self._engine.submit(command)
         if not isinstance(settled, Refused):
             return settled
         await self.workspaces.distrust(send.write.workspace_id, send.write.epoch)
         return Settled("pending", joined=False)
+
+    def _settling_limits(self, run_id: RunId, step_id: StepId, send: Send) -> Callable[[Verdict], None] | None:
+        if send.contract.limits is None:
+            return None
+        args = msgspec.json.decode(self._bodies.stored_call(run_id, send.intent_seq)[0])
+        return partial(self._limiter.settle, run_id, step_id, send.contract, args)
 
     def _tell(
         self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
