@@ -8,6 +8,8 @@ import pytest
 from tests.workspaces.house import House, house
 from tests.workspaces.replica import TinyReplica
 
+from tidefast.sim.audit import audit
+
 Test = Callable[[House], Awaitable[None]]
 
 
@@ -15,6 +17,8 @@ def play(test: Test, path: Path | None = None) -> None:
     async def whole() -> None:
         async with asyncio.timeout(30), house(path) as place:
             await test(place)
+            report = audit(place.parts.store)
+            assert report.is_ok and report.workspaces == 1, report.violations
 
     asyncio.run(whole())
 
