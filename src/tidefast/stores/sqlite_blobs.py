@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidefast.stores.base import StoreCorrupt, StoreError, StoreRefused
+from tidefast.stores.base import StoreCorrupt, StoreError, StoreRefused, StoreUnavailable
 from tidefast.stores.blobs import PIECE_BYTES, BlobRefused
 from tidefast.stores.sqlite_errors import explain
 
@@ -51,15 +51,22 @@ _encode = msgspec.json.Encoder().encode
 class SqliteBlobs:
     """See `BlobStore`. `bytes_max` bounds all contents together, 0 for no bound."""
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int], bytes_max: int = 0) -> None:
-        """Open or make the file. Raises `StoreRefused` for a file of another kind, `StoreError` if it can't be used."""
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int], bytes_max: int = 0, is_reader: bool = False) -> None:
+        """Open or make the file; with `is_reader` only read what another process owns.
+
+        Raises `StoreRefused` for a file of another kind or a missing one, `StoreError` if it can't be used.
+        """
+        if is_reader and not path.is_file():
+            raise StoreRefused(
+                f"no contents at {path}; they lie beside the store. Put the file back, or ask the server."
+            )
         self.path = path
         self._bytes_max = bytes_max
         self._clock_ms = clock_ms
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._failure: StoreError | None = None
         try:
-            self._writer = self._open()
+            self._writer = None if is_reader else self._open()
             self._reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             self._reader.set_busy_timeout(BUSY_TIMEOUT_MS)
         except apsw.NotADBError as error:
@@ -102,7 +109,7 @@ class SqliteBlobs:
         asked, now_ms = set(digests), self._clock_ms()
         found = self._rows(KNOWN, _encode(sorted(asked)).decode())
         stale = [str(digest) for digest, touched_ms in found if int(touched_ms) < now_ms - TOUCH_STEP_MS]
-        if stale:
+        if stale and self._writer is not None:
             self._commit(lambda writer: writer.execute(TOUCH, (now_ms, _encode(stale).decode())), is_flushed=True)
         return asked - {str(digest) for digest, _ in found}
 
@@ -164,7 +171,8 @@ class SqliteBlobs:
     def close(self) -> None:
         with self._writing, self._reading:
             self._reader.close()
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def _check_room(self, more: int) -> None:
         if self._bytes_max and self._held + more > self._bytes_max:
@@ -173,8 +181,8 @@ class SqliteBlobs:
     def _commit(self, write: Callable[[apsw.Connection], Any], *, is_flushed: bool) -> Any:
         """One transaction. After one that failed nothing is taken any more: what a flush lost can't be known."""
         with self._writing:
-            if self._failure is not None:
-                raise self._failure
+            if self._failure is not None or self._writer is None:
+                raise self._failure or StoreUnavailable(f"{self.path} is open for reading only.")
             try:
                 self._writer.pragma("synchronous", "FULL" if is_flushed else "NORMAL")
                 with self._writer:
