@@ -59,6 +59,7 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/v1/workspaces/w1/files?index=2", None, "workspace_entries", 200),
     ("GET", "/v1/workspaces/w1/diff?since=1", None, "workspace_diff", 200),
     ("POST", "/v1/workspaces/w1/read", {"verb": "stat", "args": {}}, "read_workspace", 200),
+    ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
     ("GET", "/metrics", None, "troubles", 200),
 ]
@@ -70,13 +71,14 @@ OPERATORS: list[tuple[str, str, Any, str]] = [
     ("POST", R + "/freeze", None, "oversee"),
     ("POST", R + "/cancel", {"expect": {"epoch": 0}}, "oversee"),
     ("POST", S + "/resolve", {"verdict": "applied", "note": "n"}, "resolve"),
+    ("POST", "/v1/budgets", {"name": "run/r1", "calls": 5}, "raise_budget"),
 ]
 MAY_REPEAT = {"release", "complete", "fail"}
 
 
 def test_the_tables_name_every_address() -> None:
     count = sum(len(table) for table in VERBS.values())
-    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 2  # and healthz and openapi.json
+    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 3  # and healthz, openapi.json and the models'
 
 
 @pytest.mark.parametrize(("method", "path", "body", "verb"), LEASED)

@@ -32,6 +32,7 @@ COMMANDS = {
     "freeze": ("overseeing:freeze", "Stop a run for a person to look at."),
     "thaw": ("overseeing:thaw", "Let a frozen run go on."),
     "cancel": ("overseeing:cancel", "End a run: settle what is open, undo what can be undone."),
+    "budgets": ("spending:budgets", "What models have cost, what may be spent, and raising a limit."),
     "backup": ("recovering:backup", "Copy a store to a file as it is at one moment, while it is served."),
     "restore": ("recovering:restore", "Make a store of a backup: old tokens refused, lost sendings presumed."),
     "adopt": ("recovering:adopt", "Make a copied store's file a store of its own."),

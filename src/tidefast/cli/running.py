@@ -18,7 +18,7 @@ from tidefast.cli.desk import at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
-from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
+from tidefast.cli.options import DEFAULT_STORE, AsJson, Models, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
 from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
@@ -39,6 +39,7 @@ def run(
     run_id: Annotated[str | None, Parameter(help="The run's name; a run that exists goes on where it stands.")] = None,
     store: StoreName = DEFAULT_STORE,
     tools: Tools = None,
+    models: Models = None,
     verbose: Annotated[bool, Parameter(negative="", help="Tell on standard error what happens.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -56,7 +57,7 @@ def run(
     if agent not in loaded.agents:
         known = ", ".join(sorted(loaded.agents)) or "none"
         raise CliError("usage", f"{app} has no agent {agent}", f"it has: {known}", ExitCode.USAGE)
-    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools))
+    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools, models))
     if as_json:
         out.document({"run": spell(info), "held": [spell(step) for step in held]})
     else:
@@ -65,13 +66,14 @@ def run(
 
 
 async def _run(
-    app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None
+    app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None, models: Path | None
 ) -> tuple[RunInfo, list[StepInfo]]:
     book = wiring.build_tools(tools, name, [tool.contract for tool in app.tools.values()])
+    served = wiring.build_models(models)
     hook = wiring.fault_hook()
     opened = own(store, create=True)
     clock = system_clock(opened)
-    parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock)
+    parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock, served)
     try:
         authority = parts.authority
         must(await authority.create_run(run_id, agent, app.agents[agent].version, input_json))

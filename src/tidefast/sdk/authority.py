@@ -44,6 +44,9 @@ class Authority(Protocol):
     ) -> StepAnswer | Refused:
         """`args_json` None asks for the stored call, whatever its arguments were."""
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        """A model's answer to this request, sent as it is written. Of the receipt only `body` may be there."""
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused: ...
 
     async def compensate(

@@ -17,6 +17,7 @@ import msgspec
 from yarl import URL
 
 from tidefast.protocol.answers import (
+    BudgetInfo,
     EventInfo,
     JournalPage,
     LeaseGrant,
@@ -25,19 +26,23 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.budget import Limit
 from tidefast.protocol.canonical import BODY_BYTES_MAX
 from tidefast.protocol.commands import ResolveVerdict, RunVerb
-from tidefast.protocol.ids import is_derived_id, is_id
+from tidefast.protocol.ids import StepId, is_derived_id, is_id
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
 from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.wire import messages as m
 from tidefast.wire.answers import read, read_all
+from tidefast.wire.chat import REPLAYED_HEADER, STEP_HEADER, WAIT_HEADER
 from tidefast.wire.problem import UNREADABLE, from_json, from_record, to_refused
 from tidefast.wire.tokens import peek
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0  # beyond the wait that was asked for
 NOT_NOW_STATUS = frozenset((408, 429, 503))  # the way there failed or was full; the call itself may be a good one
+ANSWERED = frozenset(("limit_reached",))
+WAITED_FOR = frozenset(("limit_reached", "overloaded"))  # of a model's upstream, with the time to wait
 KEEP_ALIVE_S = 30.0  # shorter than the server's, so that it is this side that closes
 CONNECTIONS_MAX = 256
 T = TypeVar("T")
@@ -59,8 +64,13 @@ class HttpAuthority:
         self._base = URL(url.rstrip("/"))
         if self._base.scheme not in ("http", "https") or not self._base.host:
             raise ValueError(f"{url}: expected http://HOST:PORT")
+        self.api_key = api_key
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        return str(self._base)
 
     async def close(self) -> None:
         """Close all connections. The next call would open new ones."""
@@ -123,6 +133,23 @@ class HttpAuthority:
         stored = args_json is None
         message = m.Apply(tool=tool or None, args=args_json, stored=stored, wait_ms=wait_ms)
         return await self._ask("POST", _held(token, "steps", step_id), StepAnswer, message, token, wait_ms)
+
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        right = peek(token)
+        if right is None:
+            return Refused("stale_epoch", "bad_token")
+        data = body.encode()
+        headers = {"Tidefast-Lease": token, STEP_HEADER: step_id, WAIT_HEADER: str(wait_ms)}
+        found = await self._send("POST", "/v1/chat/completions", data, headers, wait_ms, WAITED_FOR)
+        if isinstance(found, Refused):
+            return found
+        answer, told = found
+        try:
+            receipt = msgspec.json.encode({"body": msgspec.Raw(answer)}).decode()
+        except msgspec.MsgspecError as error:
+            raise AuthorityUnavailable(f"{self._base}: an answer that can't be read") from error
+        replayed = told.get(REPLAYED_HEADER) == "true"
+        return StepAnswer(right.run_id, StepId(step_id), "committed", right.epoch, "", replayed, receipt)
 
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         message = m.SaveResult(value=value_json)
@@ -205,6 +232,15 @@ class HttpAuthority:
             if len(page) < m.PAGE_MAX:
                 return found
 
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """Raises `RequestRefused` for a page that can't be asked for."""
+        query = f"?limit={limit}" + (f"&after={after}" if after else "")
+        return _must(_read_all(await self._call("GET", f"/v1/budgets{query}"), "budgets", BudgetInfo))
+
+    async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused:
+        message = m.RaiseBudget(name=name, calls=limit.calls, tokens=limit.tokens, micros=limit.micros, note=note)
+        return await self._ask("POST", "/v1/budgets", BudgetInfo, message)
+
     # --- one call ------------------------------------------------------------------------------------------
 
     async def _ask(
@@ -235,7 +271,21 @@ class HttpAuthority:
         if isinstance(path, Refused):
             return path
         headers = {} if token is None else {"Tidefast-Lease": token}
-        data = None if message is None else m.encode(message)
+        found = await self._send(
+            method, path, None if message is None else m.encode(message), headers, wait_ms, ANSWERED
+        )
+        return found if isinstance(found, Refused) else found[0]
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        wait_ms: int,
+        answered: frozenset[str],
+    ) -> tuple[bytes, Mapping[str, str]] | Refused:
+        """The answer's body and headers. `answered` are the codes that count as an answer whatever their status."""
         if data is not None:
             if len(data) > BODY_BYTES_MAX:
                 return Refused("invalid", "body_too_large", {"limit": BODY_BYTES_MAX, "length": len(data)})
@@ -245,13 +295,14 @@ class HttpAuthority:
             async with self._open().request(
                 method, self._url(path), data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                status, body = response.status, await response.read()
+                status, body, told_headers = response.status, await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise AuthorityUnavailable(f"{self._base}: no answer: {type(error).__name__}") from error
         if 200 <= status < 300:
-            return body
+            return body, told_headers
         told = from_json(status, body)
-        if told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS:
+        is_no_answer = told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS
+        if told is None or (is_no_answer and told.code not in answered):
             raise AuthorityUnavailable(f"{self._base}: status {status}: {told.detail if told else 'no answer of ours'}")
         return to_refused(told)
 

@@ -185,7 +185,7 @@ class Line:
                 if not isinstance(answer, Refused):
                     return answer
                 code, reason, refused = str(answer.code), answer.reason, answer
-                self._judge(answer, is_ending)
+                self.judge(answer, is_ending)
                 if code not in WAITING:
                     return answer
             self._check_wait(code, is_ending)
@@ -197,7 +197,7 @@ class Line:
             delay_s = self._delay_s(wait.count(slow), refused, slow=slow)
             await self._pause(delay_s, is_ending or self.ended is not None)
 
-    def _judge(self, refused: Refused, is_ending: bool) -> None:
+    def judge(self, refused: Refused, is_ending: bool = False) -> None:
         """Raise what this refusal means for the pass, if it ends it."""
         code, run_id = str(refused.code), self.lease.run_id
         if code in LOST:
@@ -276,7 +276,7 @@ class Line:
             if step not in undone:
                 answer = await self.ask(self._stored(step), step, is_ending=is_ending)
                 if isinstance(answer, Refused):
-                    self._judge(answer, is_ending=True)  # what is held alone holds up checkpoints and the end
+                    self.judge(answer, is_ending=True)  # what is held alone holds up checkpoints and the end
 
     def _stored(self, step: str) -> Question[StepAnswer]:
         if step.endswith(UNDO_SUFFIX):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidefast.protocol.answers import LeaseGrant
+from tidefast.protocol.budget import Limit
 from tidefast.protocol.commands import RunVerb
-from tidefast.protocol.ids import is_id
+from tidefast.protocol.ids import StepId, asked_by, is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.server.access import ANYONE, Caller
@@ -43,6 +44,7 @@ class Call:
     right: Right | None = None
     message: Any = None
     has_waited: bool = False
+    wait: str = ""  # the header of that name, where an address reads it
 
     @property
     def holds(self) -> Right:
@@ -58,6 +60,7 @@ class Told:
     body: dict[str, Any] | bytes
     status: int = 200
     media_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Outcome = Told | Problem
@@ -156,7 +159,7 @@ async def apply(call: Call) -> Outcome:
         return invalid("field_missing", "send either `args`, or `stored: true` for the stored call", {"field": "args"})
     if not asked.stored and asked.tool is None:
         return invalid("field_missing", "`tool` is missing", {"field": "tool"})
-    if not asked.stored and not is_id(call.step):
+    if not asked.stored and not is_id(call.step) and asked_by(StepId(call.step)) is None:
         return invalid("id_invalid", "a derived step is minted by the authority, not by a caller", {"field": "step"})
     args = None if asked.stored else asked.args
     return told(await call.authority.apply(call.holds, call.step, asked.tool or "", args, asked.wait_ms))
@@ -164,7 +167,7 @@ async def apply(call: Call) -> Outcome:
 
 async def save_result(call: Call) -> Outcome:
     asked: m.SaveResult = call.message
-    if not is_id(call.step):
+    if not is_id(call.step) and asked_by(StepId(call.step)) is None:
         return invalid("id_invalid", "a derived step is minted by the authority, not by a caller", {"field": "step"})
     return told(await call.authority.save_result(call.holds, call.step, asked.value))
 
@@ -260,6 +263,17 @@ async def held(call: Call) -> Outcome:
         return Told({"steps": []})
     after = (run_id, step_id) if asked.after else None
     return _shown_all(call, "steps", await call.authority.held(call.caller.runs, after, asked.limit))
+
+
+async def budgets(call: Call) -> Outcome:
+    asked: m.BudgetsQuery = call.message
+    return Told(spell_all("budgets", await call.authority.budgets(asked.after, asked.limit)))
+
+
+async def raise_budget(call: Call) -> Outcome:
+    asked: m.RaiseBudget = call.message
+    limit = Limit(asked.calls, asked.tokens, asked.micros)
+    return told(await call.authority.raise_budget(asked.name, limit, call.caller.name, asked.note))
 
 
 async def healthz(call: Call) -> Outcome:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
-    BudgetFigures,
     BudgetInfo,
     EventInfo,
     JournalPage,
@@ -20,7 +19,7 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
-from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
+from tidefast.protocol.budget import Limit, raise_limit
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import (
     RUN_VERBS,
@@ -44,9 +43,10 @@ from tidefast.services.gateway import Gateway
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook
-from tidefast.services.reads import LIMIT_MAX, Reads, Troubles
+from tidefast.services.reads import LIMIT_MAX, Reads, Troubles, budget_info
 from tidefast.services.relay import Relay
 
+RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
 NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
@@ -208,24 +208,15 @@ class Authority:
 
     async def raise_budget(self, name: str, limit: Limit, by: str, note: str) -> BudgetInfo | Refused:
         """An operator sets limits of one budget, above the configured ones. Durable when it returns."""
-        kind, _, of = name.partition("/")
-        if kind not in ("run", "agent", "key") or not (is_id(of) or is_derived_id(of)):
+        kind, *parts = name.split("/")
+        if kind not in RAISABLE or not parts or not all(is_id(part) or is_derived_id(part) for part in parts):
             return Refused("not_found", "budget_unknown", {"budget": name})
         self.engine.book([raise_limit(self.engine.budget(name), limit, f"{by}: {note}" if note else by)])
         await self.engine.booked()
         return self._budget(name)
 
     def _budget(self, name: str) -> BudgetInfo:
-        budget = returned(self.engine.budget(name), self.engine.clock.now().ms)
-        reserved = [reservation.amount for reservation in budget.open]
-        return BudgetInfo(
-            name,
-            BudgetFigures(*budget.spent),
-            BudgetFigures(*budget.estimated),
-            BudgetFigures(*map(sum, zip(Amount(), *reserved, strict=True))),
-            BudgetFigures(*self.models.limit_of(name)),
-            budget.note,
-        )
+        return budget_info(self.engine.budget(name), self.models.limit_of(name), self.engine.clock.now().ms)
 
     async def compensate(
         self, right: Right, step_id: str, wait_ms: int, given: tuple[str, str] | None = None

@@ -76,6 +76,10 @@ class LocalAuthority:
             return UNKNOWN_TOKEN
         return await self._authority.apply(right, step_id, tool, args_json, wait_ms)
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        right = self._rights.get(token)
+        return UNKNOWN_TOKEN if right is None else await self._authority.chat(right, step_id, body, wait_ms)
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         right = self._rights.get(token)
         return UNKNOWN_TOKEN if right is None else await self._authority.save_result(right, step_id, value_json)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
+from tidefast.protocol.answers import BudgetInfo, EventInfo, RunInfo, StepInfo
+from tidefast.protocol.budget import Amount, Budget, Limit, returned
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import RunEnd, RunHead, RunState, Step
 from tidefast.protocol.verdicts import Refused
@@ -70,6 +71,11 @@ class Reads:
             self._step_info(run_id, step, with_bodies=False)
             for step in self._engine.store.load_steps(key, start, min(limit, LIMIT_MAX))
         ]
+
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """Budgets in order of their names, with the limits that operators have set; others aren't known here."""
+        found = self._engine.store.budgets(after, min(limit, LIMIT_MAX))
+        return [budget_info(budget, budget.raised, self._engine.clock.now().ms) for budget in found]
 
     async def step(self, run_id: RunId, step_id: StepId) -> StepInfo | Refused:
         step = await self._engine.settled_step(run_id, step_id)
@@ -194,3 +200,12 @@ def _troubled(heads: Sequence[RunHead]) -> Iterator[tuple[RunHead, StepId, bool]
 
 def _no_run(run_id: RunId) -> Refused:
     return Refused("not_found", "run_unknown", {"run": run_id})
+
+
+def budget_info(budget: Budget, limit: Limit, now_ms: int) -> BudgetInfo:
+    """A budget as people see it, without the reservations that have returned."""
+    budget = returned(budget, now_ms)
+    reserved = Amount()
+    for reservation in budget.open:
+        reserved = reserved.plus(reservation.amount)
+    return BudgetInfo(budget.name, *budget.spent, *budget.estimated, *reserved, *limit, budget.note)

@@ -252,6 +252,10 @@ class Line:
         )
         return answer
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._call("chat", token, step_id, body, wait_ms, wait_ms=wait_ms)
+        return answer
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         answer: StepAnswer | Refused = await self._call("save_result", token, step_id, value_json)
         return answer

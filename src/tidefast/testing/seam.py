@@ -86,6 +86,9 @@ class Seam:
     ) -> StepAnswer | Refused:
         return await self._ask(self._local.apply(token, step_id, tool, args_json, wait_ms))
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        return await self._ask(self._local.chat(token, step_id, body, wait_ms))
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         return await self._ask(self._local.save_result(token, step_id, value_json))
 

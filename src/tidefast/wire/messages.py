@@ -191,6 +191,27 @@ class Fetch(Message):
     digests: Annotated[list[Word], Meta(min_length=1, max_length=PAGE_MAX)]
 
 
+class Chat(Message):
+    """A request in the chat completions protocol: looked at for being one JSON object, and passed on as it is."""
+
+    request: str
+
+
+class BudgetsQuery(Message):
+    after: Annotated[str, Meta(max_length=200)] = ""
+    limit: Count = PAGE_DEFAULT
+
+
+class RaiseBudget(Message):
+    """The limits that are set; what is left out stays as it was. Money is in millionths of the price table's unit."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    calls: Whole | None = None
+    tokens: Whole | None = None
+    micros: Whole | None = None
+    note: Note = ""
+
+
 class HeldQuery(Message):
     after: StepPath | None = None
     limit: Count = PAGE_DEFAULT
@@ -218,6 +239,9 @@ def decode(kind: type[M], body: bytes) -> M | Problem:
     if len(body) > BODY_BYTES_MAX:
         return too_large()
     try:
+        if kind is Chat:
+            read_object(body)
+            return kind(request=body.decode())
         if not body and not any(field.is_needed for field in _fields(kind).values()):
             return kind()
         return _build(kind, read_object(body), "")

@@ -101,6 +101,10 @@ class Seam:
         answer: StepAnswer | Refused = await self._ask(token, "apply", step_id, tool, args_json, wait_ms)
         return answer
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._ask(token, "chat", step_id, body, wait_ms)
+        return answer
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         answer: StepAnswer | Refused = await self._ask(token, "save_result", step_id, value_json)
         return answer
