@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
     "serve": ("serving:serve", "Serve an authority and its gateway over HTTP."),
     "worker": ("serving:worker", "Claim runs at a server and drive them."),
+    "sandbox": ("sandboxing:sandbox", "Make a directory a replica of a workspace, inside the box that may vanish."),
     "start": ("running:start", "Create a run at a server, for its workers."),
     "runs": ("looking:runs", "List runs."),
     "show": ("looking:show", "One run: its timeline, steps, attempts and receipts."),

@@ -35,6 +35,7 @@ class MemoryStore(MemoryWorkspaces):
         self._identity = Identity(namespace, incarnation, 0)
         self._keys: dict[RunId, int] = {}
         self._heads: dict[int, RunHead] = {}
+        self._open: set[int] = set()  # of these the ones that have not ended: a claim looks at no other
         self._events: dict[int, list[StoredEvent]] = {}
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
@@ -46,6 +47,7 @@ class MemoryStore(MemoryWorkspaces):
         copy = MemoryStore(self._identity.namespace, self._identity.incarnation + 1)
         with self._lock:
             copy._keys, copy._heads, copy._contracts = dict(self._keys), dict(self._heads), dict(self._contracts)
+            copy._open = set(self._open)
             copy._events = {key: list(log) for key, log in self._events.items()}
             copy._steps = {key: dict(steps) for key, steps in self._steps.items()}
         point_ms = max((log[-1].event.at_ms for log in copy._events.values()), default=0)
@@ -155,9 +157,11 @@ class MemoryStore(MemoryWorkspaces):
     def claimable(
         self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int, prefix: str = ""
     ) -> Sequence[RunId]:
+        with self._lock:
+            heads = [self._heads[key] for key in sorted(self._open)]
         found = [
             head.run_id
-            for _, head in self._in_order()
+            for head in heads
             if head.agent in agents
             and (not agents[head.agent] or head.agent_version in agents[head.agent])
             and head.state in ("claimable", "failing", "cancelling")
@@ -194,6 +198,7 @@ class MemoryStore(MemoryWorkspaces):
                 self._events.setdefault(key, []).append(StoredEvent(key, Event(*event), digest))
             for key, head in batch.heads.items():
                 self._heads[key] = head
+                (self._open.discard if head.end else self._open.add)(key)
                 self._keys[head.run_id] = key
             for (key, step_id), step in batch.steps.items():
                 self._steps.setdefault(key, {})[step_id] = step
