@@ -24,6 +24,8 @@ COMMANDS = {
     "show": ("looking:show", "One run: its timeline, steps, attempts and receipts."),
     "log": ("looking:log", "The log of a run, event by event."),
     "held": ("looking:held", "Steps that wait for a person, and the commands that settle them."),
+    "workspaces": ("workspaces:workspaces", "List workspaces and their replicas."),
+    "workspace": ("workspaces:workspace", "One workspace: its state, log, files, differences, or all as a tar file."),
     "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
     "preempt": ("overseeing:preempt", "End a run's lease, so that another worker takes it."),
     "pause": ("overseeing:pause", "Let nothing new of a run begin."),
