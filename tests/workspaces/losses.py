@@ -37,7 +37,7 @@ class Box:
         self.process = await self._process(self.disk)
 
     async def _process(self, disk: Path) -> asyncio.subprocess.Process:
-        log = open(self.top / "sandbox.log", "ab")  # noqa: SIM115 - the child keeps it
+        log = os.open(self.top / "sandbox.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "tidefast.cli.main", "sandbox", str(disk), "--workspace", "case",
@@ -45,7 +45,7 @@ class Box:
                 env={**os.environ, "PYTHONPATH": SRC},
             )  # fmt: skip
         finally:
-            log.close()
+            os.close(log)
 
     async def lose(self, kind: str, chance: random.Random) -> None:
         """One loss, and a new life after it."""
@@ -124,7 +124,7 @@ async def step(at: House, name: str, verb: str, args: dict[str, Any]) -> Any:
 
 async def granted_since(at: House, epoch: int) -> int:
     """The newest replica epoch, once there is a newer one: what was never granted anything can't be lost."""
-    while (now := (await at.call("GET", "/v1/workspaces/case"))[1].get("epoch", 0)) <= epoch:
+    while (now := (await at.call("GET", "/v1/workspaces/case"))[1].get("epoch", 0)) <= epoch:  # noqa: ASYNC110
         await asyncio.sleep(random.random() * 0.1)
     return int(now)
 

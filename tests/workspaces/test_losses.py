@@ -5,7 +5,6 @@ import hashlib
 from pathlib import Path
 
 import pytest
-
 from tests.replica.shore import Shore, made
 from tests.workspaces.commits import COUNT, History
 from tests.workspaces.house import house
