@@ -17,10 +17,10 @@ from tidefast.cli import wiring
 from tidefast.cli.case import tell_held, why_stopped
 from tidefast.cli.desk import all_events, at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.log import configure_log
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Models, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
-from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
 from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook
