@@ -29,6 +29,7 @@ class Said:
     headers: Mapping[str, str] = field(default_factory=dict)
     finish: str = ""
     has_usage: bool = True
+    is_polite: bool = False  # a cut looks like the end of the answer, as a proxy's would
 
 
 Script = Callable[[dict[str, Any], int], Said | Awaitable[Said]]  # (request, how many came before) -> answer
@@ -143,6 +144,8 @@ class ScriptedModel:
         for place, event in enumerate(self._events(request, said)):
             if said.cut_after is not None and place >= said.cut_after:
                 await writer.drain()
+                if said.is_polite:
+                    break
                 writer.transport.abort()
                 return False
             if said.pace_s and place:
