@@ -10,6 +10,8 @@ import pytest
 
 from tidefast.protocol import step as anchor
 from tidefast.protocol.verdicts import Code, Refused
+from tidefast.server import keyfile, keys
+from tidefast.wire import tokens
 from tidefast.wire.problem import CODES, Problem, from_json, from_refused, problem, to_refused
 from tidefast.wire.refusals import REASONS, ROWS
 
@@ -20,7 +22,7 @@ STATUS = {
     "run_paused": 409,
     "unsettled_effects": 409, "moved": 409, "not_found": 404, "invalid": 422, "lease_required": 428,
     "bad_token": 401, "unauthenticated": 401, "forbidden": 403, "unsupported": 415, "too_large": 413,
-    "limit_reached": 429, "no_replica": 503,
+    "limit_reached": 429, "no_replica": 503, "full": 507,
     "overloaded": 503, "store_unavailable": 503, "internal": 500,
 }  # fmt: skip
 FACTS = {"epoch": 4, "live_epoch": 5, "holder": "w2", "ended_at_ms": 7, "steps": ["a", "b~undo"]}
@@ -104,3 +106,9 @@ def test_what_is_no_problem_is_not_read_as_one(body: bytes) -> None:
 def test_odd_members_of_a_problem_do_no_harm() -> None:
     told = from_json(409, b'{"code":"stale_epoch","facts":[1],"retry_after_ms":"x"}')
     assert isinstance(told, Problem) and told.facts == {} and told.retry_after_ms == 0
+
+
+@pytest.mark.parametrize("prefix", [tokens.PREFIX, keyfile.PREFIX, keys.PREFIX])
+def test_a_secret_where_a_name_belongs_is_not_told_back(prefix: str) -> None:
+    told = problem("not_found", "run_unknown", {"run": f"{prefix}0123456789abcdef"})
+    assert "0123456789" not in told.to_json().decode() and "(a secret)" in told.detail

@@ -18,6 +18,8 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
 from tidefast.services.authority import Authority
+from tidefast.services.closer import Closer
+from tidefast.services.contents import Contents
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.keeper import Keeper
@@ -25,8 +27,14 @@ from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook, load_models
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
+from tidefast.services.replicas import Replicas
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
+from tidefast.services.workspaces import Workspaces
 from tidefast.stores.base import Store
+from tidefast.stores.blobs import BlobStore
+from tidefast.stores.memory_blobs import MemoryBlobs
+from tidefast.stores.sqlite_blobs import SqliteBlobs
+from tidefast.wire.workspace import verb_facts
 
 if TYPE_CHECKING:
     from tidefast.sdk.app import App
@@ -51,12 +59,18 @@ class Parts:
     http: HttpSender
     models: ModelSender
     authority: Authority
+    closer: Closer
     tool_process: Stoppable | None = None
+    notifier: Stoppable | None = None
 
     async def stop(self) -> None:
         """Settle what is in flight, then end each part after those that use it. The store is closed last."""
+        await self.closer.stop()
         await self.gateway.drain()
+        await self.gateway.workspaces.stop()
         await self.keeper.stop()
+        if self.notifier is not None:
+            await self.notifier.stop()
         await self.engine.stop()
         await self.http.close()
         await self.models.close()
@@ -81,7 +95,9 @@ async def build_authority(
     engine.on_failure = die
     engine.start()
     http = HttpSender(clock)
-    gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock))
+    workspaces = _workspaces(engine, store)
+    gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock), workspaces)
+    workspaces.start()
     keeper = Keeper(engine, prober=gateway.prober)
     if sweeps:
         await keeper.start()
@@ -89,7 +105,26 @@ async def build_authority(
         await keeper.take_over()
     sender = ModelSender(clock)
     hop = ModelHop(engine, gateway, models or ModelBook(), sender)
-    return Parts(store, clock, engine, gateway, keeper, http, sender, Authority(engine, gateway, hop))
+    authority = Authority(engine, gateway, hop)
+    closer = Closer(authority)
+    if sweeps:
+        closer.start()
+    return Parts(store, clock, engine, gateway, keeper, http, sender, authority, closer)
+
+
+def _workspaces(engine: Engine, store: Store) -> Workspaces:
+    """The workspaces of a store; their contents lie in a file beside the store's."""
+    path: Path | None = getattr(store, "path", None)
+
+    def blobs() -> BlobStore:
+        return (
+            MemoryBlobs()
+            if path is None
+            else SqliteBlobs(path.with_name(path.name + ".contents"), clock_ms=lambda: engine.clock.now().wall_ms)
+        )
+
+    contents = Contents(engine, blobs)
+    return Workspaces(engine, contents, Replicas(engine, contents), verb_facts)
 
 
 def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":
@@ -141,6 +176,15 @@ def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> Tool
     if problems:
         raise ConfigError("\n".join(problems))
     return book
+
+
+def credential_variables(file: Path | None) -> frozenset[str]:
+    """The variables that hold a gateway's credentials; none of a file that can't be read, which is told elsewhere."""
+    try:
+        contracts = load_contracts(file) if file is not None else []
+    except ConfigError:
+        return frozenset()
+    return frozenset(contract.credential.env for contract in contracts if contract.credential is not None)
 
 
 def local_runner(clock: Clock, app: "App") -> LocalRunner:
