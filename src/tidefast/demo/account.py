@@ -56,13 +56,13 @@ class Account:
     report: Report
     traces: Mapping[str, Trace]
     books: Mapping[str, Books]  # by provider
-    hops: Hops
     outcomes: Mapping[str, str]  # by run: refunded, refused: …, held, or what is wrong
     mutating: int
     preempted: int
     late_answers: int
     crashes: Sequence[str]
     needs_faults: bool
+    hops: Hops = Hops(0, 0, 0, ())
 
     @property
     def share(self) -> float:
