@@ -135,9 +135,7 @@ def not_checked(anchors: "Sequence[Anchor]", *, has_ledger: bool) -> dict[str, s
     if not has_ledger:
         left["ledger"] = "what providers really did; only their own record, named with --ledger, can say that"
     if not anchors:
-        left["anchor"] = (
-            "whether whole logs were rewritten, cut or put back; only an earlier --anchor can say that"
-        )
+        left["anchor"] = "whether whole logs were rewritten, cut or put back; only an earlier --anchor can say that"
     elif not all(each.seal is not None and each.seal.is_pinned for each in anchors):
         left["anchor_key"] = "whose word the anchor is; whoever wrote the store may have written it too (--anchor-key)"
     return left
