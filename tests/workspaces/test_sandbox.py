@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.replica.shore import HERE
 from tests.workspaces.house import House, house
+
 from tidefast.sdk.replica.dial import Dial, Ended
 from tidefast.sdk.replica.replica import Replica
 
