@@ -49,6 +49,13 @@ def undone(log: Log) -> Log:
     return log.say("undo_begun", 1, "pay", undo="pay~undo").fenced("pay~undo", tool=REFUND, undo_of="pay")
 
 
+def found_nothing(status: int) -> Log:
+    """The undo of a step whose contract takes 404 for *there was nothing to undo*."""
+    log = Log().paid(tool=TRIP).say("undo_begun", 1, "pay", undo="pay~undo")
+    log.fenced("pay~undo", tool=REFUND, undo_of="pay")
+    return log.told("step_held", 1, "pay~undo", reason="undo_nothing", receipt={"status": status, "body": None})
+
+
 def trips() -> Log:
     return Log().paid("a", tool=TRIP).paid("b", tool=TRIP)
 
@@ -166,6 +173,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ),
     ("doubt_as_failure", "pay", 6, doubted().later(5_000).replayed().told("step_rejected").history()),
     ("doubt_as_failure", "pay", 6, doubted().later(5_000).replayed().say("step_withdrawn", 1, "pay").history()),
+    ("doubt_as_failure", "pay~undo", 7, found_nothing(410).history()),
     ("orphan", "pay", 4, Log().fenced().say("run_completed", 1).history()),
     ("orphan", "pay", 5, Log().fenced().told("step_applied").say("run_failed", 1, error="x").history()),
     ("orphan", "pay", 4, Log().say("run_failing", 1, error="x").fenced().history()),
@@ -271,6 +279,10 @@ def test_the_laws_do_not_ask_the_rules() -> None:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidefast"):
                 assert (node.module or "").rpartition(".")[2] in allowed
+
+
+def test_an_undo_that_found_nothing_is_booked_so_if_the_undone_steps_contract_says_it() -> None:
+    assert judge(found_nothing(404).history()) == ()
 
 
 def test_two_laws_may_be_broken_at_once() -> None:

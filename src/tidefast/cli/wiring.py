@@ -18,6 +18,7 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
 from tidefast.services.authority import Authority
+from tidefast.services.closer import Closer
 from tidefast.services.contents import Contents
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
@@ -58,13 +59,18 @@ class Parts:
     http: HttpSender
     models: ModelSender
     authority: Authority
+    closer: Closer
     tool_process: Stoppable | None = None
+    notifier: Stoppable | None = None
 
     async def stop(self) -> None:
         """Settle what is in flight, then end each part after those that use it. The store is closed last."""
+        await self.closer.stop()
         await self.gateway.drain()
         await self.gateway.workspaces.stop()
         await self.keeper.stop()
+        if self.notifier is not None:
+            await self.notifier.stop()
         await self.engine.stop()
         await self.http.close()
         await self.models.close()
@@ -100,7 +106,11 @@ async def build_authority(
         await keeper.take_over()
     sender = ModelSender(clock)
     hop = ModelHop(engine, gateway, models or ModelBook(), sender)
-    return Parts(store, clock, engine, gateway, keeper, http, sender, Authority(engine, gateway, hop))
+    authority = Authority(engine, gateway, hop)
+    closer = Closer(authority)
+    if sweeps:
+        closer.start()
+    return Parts(store, clock, engine, gateway, keeper, http, sender, authority, closer)
 
 
 def _workspaces(engine: Engine, store: Store, lease_ms: int) -> Workspaces:

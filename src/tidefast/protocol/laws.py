@@ -260,7 +260,7 @@ def overlap(trace: Trace) -> Iterator[Violation]:
         for other in moment.open.values():
             if not other.is_mutating or other.step_id == moment.event.step_id:
                 continue
-            if other.state == "held" and other.step_id != undo_of:
+            if other.state == "held" and other.step_id != undo_of and not other.is_independent:
                 yield at(trace, "overlap", moment, f"it was admitted while {other.step_id} was held for a person")
             for sent in other.on_the_wire(moment.event.at_ms):
                 if sent.epoch < moment.event.epoch:

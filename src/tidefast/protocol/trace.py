@@ -119,6 +119,7 @@ class Facts(NamedTuple):
     settled_seq: int = 0
     was_held: bool = False
     lag_ms: int = 0
+    is_independent: bool = False
 
     @property
     def is_mutating(self) -> bool:
@@ -372,6 +373,7 @@ def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str
         contract=text(data, "contract"),
         dedups=data.get("dedups") is True,
         lag_ms=number(data, "lag_ms"),
+        is_independent=data.get("independent") is True,
         intent_seq=event.seq,
         undo_of=StepId(text(data, "undo_of")) or None,
     )

@@ -10,6 +10,7 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.notices import Notice
 from tidefast.protocol.records import Recovery, RunHead, Step
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -40,6 +41,7 @@ class MemoryStore(MemoryWorkspaces):
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
         self._budgets: dict[str, Budget] = {}
+        self._notices: dict[str, Notice] = {}
         self._failed = False
 
     def restored(self, restored_ms: int) -> "MemoryStore":
@@ -184,6 +186,11 @@ class MemoryStore(MemoryWorkspaces):
         ]
         return found[:limit]
 
+    def notices(self, due_ms: int, limit: int) -> Sequence[Notice]:
+        with self._lock:
+            due = [notice for notice in self._notices.values() if notice.due_ms <= due_ms]
+        return sorted(due, key=lambda notice: (notice.due_ms, notice.id))[:limit]
+
     def commit(self, batch: Batch) -> None:
         """Take a batch whole. Raises `StoreCorrupt`, having taken nothing, for one that contradicts the store."""
         with self._lock:
@@ -206,6 +213,11 @@ class MemoryStore(MemoryWorkspaces):
                 self._contracts.setdefault(digest, body)
             self._take_workspaces(batch.workspaces, batch.writes, batch.pruned)
             self._budgets.update(batch.budgets)
+            for name, notice in batch.notices.items():
+                if notice is None:
+                    self._notices.pop(name, None)
+                else:
+                    self._notices[name] = notice
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)
 
