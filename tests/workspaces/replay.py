@@ -70,6 +70,7 @@ class Box:
         self.live: asyncio.subprocess.Process | None = None
         self.others: list[asyncio.subprocess.Process] = []
         self.old: Path | None = None
+        self.busy = asyncio.Lock()  # nobody starts a replica on a disk that is just being spoiled
 
     async def start(self) -> None:
         self.disk.mkdir(exist_ok=True)
@@ -94,6 +95,10 @@ class Box:
 
     async def lose(self, way: str) -> None:
         """Lose the disk in one of the ways, and have a box run again."""
+        async with self.busy:
+            await self._lose(way)
+
+    async def _lose(self, way: str) -> None:
         if way == "fork":
             copy = self._new_disk()
             await asyncio.to_thread(_copy, self.disk, copy)
@@ -137,10 +142,10 @@ class Box:
         while True:
             assert self.live is not None
             await self.live.wait()
-            if all(other.returncode is not None for other in (*self.others, self.live)):
-                await self.start()
-            else:
-                await asyncio.sleep(0.1)  # one of the others may hold the workspace, or end as well
+            async with self.busy:
+                if all(other.returncode is not None for other in (*self.others, self.live)):
+                    await self.start()
+            await asyncio.sleep(0.1)  # one of the others may hold the workspace, or end as well
 
     async def stop(self) -> None:
         for process in (*self.others, self.live):
