@@ -137,7 +137,8 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         raise ConfigProblems(problems.found)
     store = own(str(settings.store), create=True)
     clock = system_clock(store)
-    runner = None if settings.app is None else ProcessRunner(clock, settings.app)
+    hidden = wiring.credential_variables(settings.tools)
+    runner = None if settings.app is None else ProcessRunner(clock, settings.app, hidden)
     try:
         starting = None if runner is None else asyncio.create_task(runner.start())
         await asyncio.sleep(0)  # the tools' process starts to import, and so does this one

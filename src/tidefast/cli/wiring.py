@@ -179,6 +179,15 @@ def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> Tool
     return book
 
 
+def credential_variables(file: Path | None) -> frozenset[str]:
+    """The variables that hold a gateway's credentials; none of a file that can't be read, which is told elsewhere."""
+    try:
+        contracts = load_contracts(file) if file is not None else []
+    except ConfigError:
+        return frozenset()
+    return frozenset(contract.credential.env for contract in contracts if contract.credential is not None)
+
+
 def local_runner(clock: Clock, app: "App") -> LocalRunner:
     """Runs an app's python tools in this process, their own refusals put into the words of the services."""
     functions = {name: tool.raising(RefusedByTool, NotSentByTool) for name, tool in app.tools.items()}

@@ -227,6 +227,8 @@ class Dial:
         if task.cancelled():
             return
         error = task.exception()
+        if isinstance(error, WebSocketException):
+            return  # the listener hears what came before the end, and then the end
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
 
