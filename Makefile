@@ -19,6 +19,8 @@ setup: $(STAMP)  ## make .venv and install tidefast and its tools in it
 run: $(STAMP)  ## show the two holes and how they are closed: the demo
 	@echo "run: tidefast demo"
 	@$(BIN)/tidefast demo
+	@echo "run: real commits replayed into a workspace whose disk is lost again and again (make rigs has the long form)"
+	@$(BIN)/python -m tests.workspaces.replay --commits 4 --every 2
 
 test: $(STAMP)  ## all tests, two processes
 	@echo "test: pytest on two processes"

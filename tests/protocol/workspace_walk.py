@@ -88,7 +88,7 @@ class WorkspaceWorld:
     def ask(self) -> None:
         """A live holder asks for a step; a replica that lives does what it is sent, and its receipt is on its way."""
         run, step = self.chance.choice((A, B)), self.chance.choice(STEPS)
-        contract = DEPLOY if step == STEPS[-1] else WRITE_FILE
+        contract = DEPLOY if step in STEPS[-3:] else WRITE_FILE
         is_ready = self.live is not None and self.site.workspace is not None and self.site.place.is_live
         told = self.site.admit(run, step, contract, is_away=not is_ready).verdict
         if isinstance(told, AskReplica):
@@ -180,6 +180,13 @@ class WorkspaceWorld:
             elif event.kind == "write_dropped" and self.live is not None and event.epoch == self.live.epoch:
                 self.live.files, self.live.ahead = dict(self.committed), None
         place = self.site.workspace
+        write = None if place is None else place.open
+        if write is not None and self.site.step(write.run_id, write.step_id).state in (
+            "pending",
+            "rejected",
+            "committed",
+        ):
+            raise Broken(f"the workspace waits for {write.step_id}, which is settled")
         if self.live is None or place is None or not place.is_live or self.live.epoch != place.epoch:
             return
         ahead = {} if self.live.ahead is None else {p: e.digest for p, e in self.live.ahead[2].delta.items() if e}

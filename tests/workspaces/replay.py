@@ -62,14 +62,15 @@ class Told:
 class Box:
     """The machine that the sandbox runs on: directories, processes, and somebody who pulls the plug."""
 
-    def __init__(self, place: Path, url: str, workspace: str, seed: int) -> None:
-        self.place, self.url, self.workspace = place, url, workspace
+    def __init__(self, place: Path, at: House, workspace: str, seed: int) -> None:
+        self.place, self.at, self.workspace = place, at, workspace
         self.chance = random.Random(seed)
         self.count = 0
         self.disk = place / "disk-0"
         self.live: asyncio.subprocess.Process | None = None
         self.others: list[asyncio.subprocess.Process] = []
         self.old: Path | None = None
+        self.busy = asyncio.Lock()  # nobody starts a replica on a disk that is just being spoiled
 
     async def start(self) -> None:
         self.disk.mkdir(exist_ok=True)
@@ -80,7 +81,7 @@ class Box:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         with (self.place / "sandbox.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                sys.executable, *words, "--authority", self.url, env=environment, stdout=log, stderr=log
+                sys.executable, *words, "--authority", self.at.url, env=environment, stdout=log, stderr=log
             )
 
     def _new_disk(self) -> Path:
@@ -94,6 +95,10 @@ class Box:
 
     async def lose(self, way: str) -> None:
         """Lose the disk in one of the ways, and have a box run again."""
+        async with self.busy:
+            await self._lose(way)
+
+    async def _lose(self, way: str) -> None:
         if way == "fork":
             copy = self._new_disk()
             await asyncio.to_thread(_copy, self.disk, copy)
@@ -103,9 +108,9 @@ class Box:
         elif way == "freeze" and self.live is not None and self.live.returncode is None:
             frozen = self.live
             frozen.send_signal(signal.SIGSTOP)
+            await self.lapsed()
             self.disk = self._new_disk()
             await self.start()
-            await asyncio.sleep(LEASE_MS * 1.5 / 1_000)  # real time is what a frozen process oversleeps
             frozen.send_signal(signal.SIGCONT)
             self.others.append(frozen)
             return
@@ -126,6 +131,15 @@ class Box:
             _copy(self.old, disk)
             self.disk = disk
 
+    async def lapsed(self) -> None:
+        """Return once the workspace's lease has run out, or somebody else holds it."""
+        name, engine = WorkspaceId(self.workspace), self.at.parts.engine
+        place = engine.places.find(name)
+        epoch = 0 if place is None or place.head is None else place.head.epoch
+        while place is not None and place.head is not None and place.head.is_live and place.head.epoch == epoch:
+            await engine.wait_for_change(name, 1_000)
+            place = engine.places.find(name)
+
     async def keep_copy(self) -> None:
         """A snapshot for later, as the platform takes it: while everything runs."""
         self.old = self.place / f"old-{self.count}"
@@ -136,11 +150,10 @@ class Box:
         """If the box's replica has given way to another one that is gone by now, start one."""
         while True:
             assert self.live is not None
-            await self.live.wait()
-            if all(other.returncode is not None for other in (*self.others, self.live)):
-                await self.start()
-            else:
-                await asyncio.sleep(0.1)  # one of the others may hold the workspace, or end as well
+            await asyncio.gather(*(process.wait() for process in (*self.others, self.live)))
+            async with self.busy:
+                if all(other.returncode is not None for other in (*self.others, self.live)):
+                    await self.start()
 
     async def stop(self) -> None:
         for process in (*self.others, self.live):
@@ -160,7 +173,7 @@ async def replay(place: Path, history: Sequence[Sequence[str]], *, losses: bool,
     began, told = time.monotonic(), Told(commits=len(history))
     place.mkdir()
     async with house(place / "s.db", replica_lease_ms=LEASE_MS) as at:
-        box = Box(place, at.url, "case", seed)
+        box = Box(place, at, "case", seed)
         await box.start()
         keeping = asyncio.create_task(box.keep_one())
         try:
@@ -172,7 +185,7 @@ async def replay(place: Path, history: Sequence[Sequence[str]], *, losses: bool,
                     told.steps += 1
                     asked = asyncio.create_task(_apply(at, step, verb, args))
                     if losses and told.steps % every == 0:
-                        await asyncio.sleep(box.chance.uniform(0.0, 0.15))
+                        await asyncio.wait({asked}, timeout=box.chance.uniform(0.0, 0.15))  # lost while it is out
                         way = next(ways)
                         told.losses[way] += 1
                         await box.lose(way)
