@@ -88,9 +88,11 @@ class Workspaces:
         )
         known = _content_of(verb, args)
         with self.contents.pinned(known):
+            keeping = asyncio.create_task(self.contents.write(known)) if known else None  # while the replica writes
             try:
-                await self.contents.write(known)
-                reply = await self.replicas.call(workspace_id, order, send.deadline_ms)
+                reply = await self.replicas.call(workspace_id, order, send.deadline_ms, known=frozenset(known))
+                if keeping is not None:
+                    await keeping
             except BlobRefused as refused:
                 return await self._not_kept(workspace_id, order.epoch, refused)
         if isinstance(reply, NotBegun) and reply.reason in CROOKED:
