@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tidefast.sdk.errors import Conflict as Conflict
     from tidefast.sdk.errors import Error as Error
     from tidefast.sdk.errors import Fail as Fail
+    from tidefast.sdk.errors import Held as Held
+    from tidefast.sdk.errors import LimitReached as LimitReached
     from tidefast.sdk.errors import Misuse as Misuse
     from tidefast.sdk.errors import NotAllowed as NotAllowed
     from tidefast.sdk.errors import NotFound as NotFound
@@ -34,7 +36,19 @@ if TYPE_CHECKING:
     from tidefast.sdk.worker import Worker as Worker
 
 _ERRORS = (
-    *("CallRefused", "Conflict", "Error", "Fail", "Misuse", "NotAllowed", "NotFound", "NotSent", "NotYet"),
+    *(
+        "CallRefused",
+        "Conflict",
+        "Error",
+        "Fail",
+        "Held",
+        "LimitReached",
+        "Misuse",
+        "NotAllowed",
+        "NotFound",
+        "NotSent",
+        "NotYet",
+    ),
     *("OutcomeUnknown", "Preempted", "Refused", "Rejected", "RunFailed", "Unavailable"),
 )
 _NAMED = {"App": "app", "AsyncClient": "client", "Client": "blocking", "Run": "run", "Worker": "worker"}

@@ -382,7 +382,7 @@ def test_a_raised_limit_lets_the_same_step_through(tmp_path: Path) -> None:
         right = await home.lease()
         assert says(await home.ask(right)) == ("limit_reached", "budget")
         info = await home.authority.raise_budget("run/r1", Limit(calls=1), "ops", "one more")
-        assert (info.limit.calls, info.note) == (1, "ops: one more")
+        assert (info.limit_calls, info.note) == (1, "ops: one more")
         assert isinstance(await home.ask(right), StepAnswer)
         assert [b.name for b in await home.authority.budgets("", 9)] == ["agent/desk", "run/r1"]
 

@@ -40,7 +40,7 @@ def _history(world: World) -> History:
         events=tuple(book.log),
         digests=tuple(book.digests),
         namespace=NAMESPACE,
-        contracts=dict(book.view.contracts),
+        contracts=dict(book.contracts),
         now_ms=book.ms,
     )
 

@@ -11,18 +11,22 @@ from typing import Any
 from tidefast.protocol.canonical import call_digest, canonical
 from tidefast.protocol.commands import (
     Admit,
+    Cancel,
     Command,
     Compensate,
     Complete,
     CreateRun,
     Fail,
+    Freeze,
     Grant,
     Lapse,
     MarkLost,
+    Pause,
     Preempt,
     Release,
     Renew,
     Resolve,
+    Resume,
     SaveCheckpoint,
     SaveResult,
     Settle,
@@ -109,8 +113,8 @@ class Book:
         """Decide what only the needed rows can show, then write it as one transaction."""
         wanted = needs(command)
         ids = set(wanted.steps)
-        if wanted.open_steps and self.view.run is not None:
-            ids |= {step.step_id for step in self.view.run.open}
+        if wanted.effects:
+            ids |= {step.step_id for step in self.view.steps.values() if step.is_mutating or step.is_unsettled}
         steps = {step_id: self.view.steps[step_id] for step_id in ids if step_id in self.view.steps}
         shown = self.view._replace(
             steps=steps,
@@ -194,8 +198,20 @@ class Book:
     def preempt(self, expect: int | None = None) -> Decision:
         return self.submit(Preempt(RUN, "ops", "", None if expect is None else Epoch(expect)))
 
+    def pause(self) -> Decision:
+        return self.submit(Pause(RUN, "ops"))
+
+    def resume(self) -> Decision:
+        return self.submit(Resume(RUN, "ops"))
+
+    def freeze(self) -> Decision:
+        return self.submit(Freeze(RUN, "ops"))
+
     def thaw(self) -> Decision:
         return self.submit(Thaw(RUN, "ops"))
+
+    def cancel(self) -> Decision:
+        return self.submit(Cancel(RUN, "ops", "not wanted any more"))
 
     def admit(
         self,
@@ -233,6 +249,7 @@ class Book:
         right: Right | None = None,
         owner: str = HERE,
         undo: StepId | None = None,
+        **other: Any,
     ) -> Decision:
         undo = undo or derived_id(step_id, "undo")
         tool, args_json, request = call_of(undo, contract, args)
@@ -248,6 +265,7 @@ class Book:
                 request,
                 owner,
                 self.ms + TIMEOUT_MS,
+                **other,
             )
         )
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sim.books import CHARGE, LOOK, NAMESPACE, PATIENT, REFUND, ROUGH, RUN, UUID, Books, Log
+from tests.sim.books import CHARGE, LOOK, NAMESPACE, PATIENT, REFUND, ROUGH, RUN, TRIP, UUID, Books, Log
 from tests.sim.stories import STORIES, compensated, failing, happy, lost_answer, play
 
-from tidefast.protocol import laws, trace
+from tidefast.protocol import laws, laws_of_runs, trace
 from tidefast.protocol.events import CHAIN_START, Event, chain
 from tidefast.protocol.ids import Epoch, StepId, step_key
 from tidefast.protocol.laws import LAWS, Ack, History, judge
@@ -47,6 +47,14 @@ def grants(count: int) -> Log:
 
 def undone(log: Log) -> Log:
     return log.say("undo_begun", 1, "pay", undo="pay~undo").fenced("pay~undo", tool=REFUND, undo_of="pay")
+
+
+def trips() -> Log:
+    return Log().paid("a", tool=TRIP).paid("b", tool=TRIP)
+
+
+def ending(log: Log) -> Log:
+    return log.say("run_failing", 1, error="x", undo=["b", "a"], kept=[])
 
 
 def probed(log: Log, answer: str, state: str = "in_doubt", **data: Any) -> Log:
@@ -114,6 +122,8 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ),
     ("unlogged_effect", "pay", 5, two_epochs().fenced("pay", 1).history()),
     ("unlogged_effect", "pay", 4, Log().say("run_frozen", reason="drift").fenced().history()),
+    ("unlogged_effect", "pay", 4, Log().say("run_paused", by="anna").fenced().history()),
+    ("unlogged_effect", "x~undo", 3, Log().say("step_held", 1, "x~undo", reason="tool_gone", undo_of="x").history()),
     ("unlogged_effect", "pay", 3, Log().fenced(attempt=2).history()),
     ("unlogged_effect", "pay", 3, Log().told("step_applied").history()),
     ("unlogged_effect", "pay", 4, Log().fenced().told("step_applied", attempt=2).history()),
@@ -158,6 +168,20 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ("orphan", "pay", 4, Log().fenced().say("run_completed", 1).history()),
     ("orphan", "pay", 5, Log().fenced().told("step_applied").say("run_failed", 1, error="x").history()),
     ("orphan", "pay", 4, Log().say("run_failing", 1, error="x").fenced().history()),
+    ("orphan", "pay", 5, Log().paid(tool=TRIP).say("run_failed", 1, error="x").history()),
+    ("orphan", "pay", 5, Log().paid(tool=TRIP).say("run_failing", 1, error="x", undo=[]).history()),
+    ("orphan", None, 7, trips().say("run_cancelling", by="anna", undo=["a", "b"]).history()),
+    (
+        *("orphan", "a", 8),
+        ending(trips()).say("undo_begun", 1, "a", undo="a~undo").fenced("a~undo", tool=REFUND, undo_of="a").history(),
+    ),
+    ("orphan", "c", 8, ending(trips()).say("undo_begun", 1, "c", undo="c~undo").history()),
+    ("orphan", "b", 8, ending(trips()).say("run_failed", 1, error="x").history()),
+    ("orphan", "pay", 4, Log().say("run_failing", 1, error="x").fenced(tool=TRIP).history()),
+    ("orphan", None, 4, Log().say("run_failing", 1, error="x", undo="?").say("run_completed", 1).history()),
+    ("unfenced_verb", None, 3, Log().say("run_cancelled").history()),
+    ("unfenced_verb", None, 3, Log().say("run_paused").history()),
+    ("unfenced_verb", None, 3, Log().say("run_frozen", reason="operator").history()),
     ("unfenced_verb", None, 5, two_epochs().say("lease_released", 1).history()),
     ("unfenced_verb", "pay", 3, Log().fenced("pay", 0).history()),
     ("unfenced_verb", "pay", 5, Log().fenced(tool=LOOK).preempted(1).told("step_committed").history()),
@@ -197,6 +221,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ("forged_right", None, 4, Log().fenced("pay", 1, LOOK).say("run_completed", 7).history()),
     ("forged_right", None, 4, Log().say("run_completed", 1).granted(2).history()),
     ("forged_right", None, 4, Log().say("run_frozen", reason="drift").granted(2).history()),
+    ("forged_right", None, 4, Log().say("run_paused", by="anna").granted(2).history()),
     ("reissued_epoch", None, 4, Log().preempted(1).granted(1).history()),
     ("reissued_epoch", None, 4, Log(grant=False).granted(3).preempted(3).granted(2).history()),
     ("lost_ack", "pay", 9, Log().paid().history(acknowledged=(told("apply", 1, 9, "pay"),))),
@@ -239,8 +264,8 @@ def test_every_law_convicts_something_and_explains_itself() -> None:
 
 
 def test_the_laws_do_not_ask_the_rules() -> None:
-    allowed = {"canonical", "contracts", "events", "ids", "trace"}
-    for module in (laws, trace):
+    allowed = {"canonical", "contracts", "events", "ids", "trace", "laws_of_runs"}
+    for module in (laws, laws_of_runs, trace):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidefast"):
                 assert (node.module or "").rpartition(".")[2] in allowed

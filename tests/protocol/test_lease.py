@@ -109,16 +109,6 @@ def test_a_run_in_its_pause_is_refused_with_the_time_when_it_ends() -> None:
     assert decision.verdict.facts == {"until_ms": book.ms + 1000}
 
 
-def test_a_release_may_ask_for_a_longer_pause_but_never_shortens_one() -> None:
-    book = Book()
-    book.granted()
-    book.release(pause_ms=5_000)
-    assert book.head.not_before_ms == book.ms + 5_000
-    book.granted()
-    book.release()
-    assert book.head.not_before_ms == book.ms
-
-
 # --- the fence
 
 

@@ -18,7 +18,7 @@ from tidefast.protocol.verdicts import Done, Settled
 def test_the_needs_of_a_command_follow_from_the_command_alone() -> None:
     right = Right(RUN, Epoch(1), "w1")
     assert needs(Renew(right)) == Needs(RUN)
-    assert needs(Fail(right, "no")).open_steps
+    assert needs(Fail(right, "no")).effects
     assert needs(Lapse(RUN)) == needs(CreateRun(RUN, "a", "1", "{}")) == Needs(RUN)
     assert needs(Settle(RUN, UNDO, 1, "applied", "null")).steps == (UNDO, PAY)
     assert with_target(StepId("plan~x")) == (StepId("plan~x"),)

@@ -248,6 +248,19 @@ def test_an_independent_tool_that_is_held_does_not_hold_the_runs_other_steps() -
     assert code(book.complete()) == "unsettled_effects"
     book.release()
     assert book.head.state == "claimable"
+    book.granted()
+    book.release(reason="held")
+    assert book.head.state == "held" and code(book.grant()) == "step_held", "nothing is left to do but to wait"
+    book.ms = clear_ms(book.step()) + 1
+    book.resolve("not_applied")
+    assert book.head.state == "claimable"
+
+
+def test_a_run_given_back_as_held_without_a_held_step_can_be_claimed() -> None:
+    book = Book()
+    book.granted()
+    book.release(reason="held")
+    assert book.head.state == "claimable"
 
 
 SOURCES = {"key": "k1", "args": {"cents": 5}}

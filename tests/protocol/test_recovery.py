@@ -179,7 +179,10 @@ def test_a_run_does_not_fail_over_a_step_that_may_have_been_sent_in_lost_commits
     assert wrote(decision) == ["run_failing"], "withdrawing it would book an effect as never done"
     assert wrote(book.admit(stored=True)) == ["step_presumed", "step_fenced"]
     book.settle(attempt=3)
-    assert wrote(book.fail()) == ["run_failed"]
+    assert book.head.to_undo == (PAY,), "it may have happened, so it is undone"
+    book.compensate()
+    book.settle(step_id=UNDO, attempt=2)
+    assert wrote(book.fail(error="again")) == ["run_failed"]
     assert is_lawful(book)
 
 
@@ -353,3 +356,17 @@ def test_paying_twice_across_a_restore_is_one_charge_for_a_provider_that_knows_k
     book.settle(attempt=2)
     assert provider.applied == 1
     assert is_lawful(book, applied={key: 1})
+
+
+def test_an_undo_that_was_held_unwritten_may_have_been_written_and_sent_in_lost_commits() -> None:
+    book = a_run()
+    book.committed()
+    book.fail()
+    book.compensate(contract=None)
+    book.resolve("not_applied", UNDO)
+    restore(book)
+    book.granted()
+    decision = book.compensate(owner="boot-1+")
+    assert wrote(decision) == ["step_presumed", "step_fenced"]
+    assert book.step(UNDO).contract and [attempt.state for attempt in book.step(UNDO).attempts] == ["lost", "out"]
+    assert book.refold().steps[UNDO] == book.step(UNDO)

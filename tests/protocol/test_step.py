@@ -295,6 +295,27 @@ def test_a_key_that_was_used_with_another_body_freezes_the_run(before: str) -> N
     assert book.head.diverged == () and book.thaw().events
 
 
+def test_an_unmet_precondition_rejects_the_step_whatever_the_retries_and_only_a_first_sending_asks() -> None:
+    book = Book()
+    book.granted()
+    patient = KEYED._replace(retries=3)
+    first = book.admit(contract=patient).verdict
+    book.settle("unsent")
+    second = book.admit(contract=patient).verdict
+    assert isinstance(first, Send) and isinstance(second, Send) and first.is_first and second.is_first
+    assert wrote(book.settle("unmet", attempt=2, reason="precondition")) == ["step_rejected"]
+    assert (book.step().state, book.step().reason) == ("rejected", "precondition")
+    refused = book.admit(contract=patient).verdict
+    assert isinstance(refused, Refused) and refused.reason == "precondition"
+
+
+def test_a_replay_is_no_first_sending() -> None:
+    book = fresh()
+    book.settle("doubted")
+    verdict = book.admit().verdict
+    assert isinstance(verdict, Send) and not verdict.is_first
+
+
 def test_a_frozen_run_still_takes_facts_and_joins_them() -> None:
     book = fresh()
     book.admit(MAIL)

@@ -13,7 +13,8 @@ SOMETIMES = (
     *("declined", "late_answer", "told_twice", "instance_died", "booked_lost", "granted", "preempted_in_flight"),
     *("undo_preempted", "resolved", "checkpoint", "zombie_refused", "ended_completed", "ended_failed"),
     *("state_fenced", "state_in_doubt", "state_held", "state_applied", "state_committed", "state_rejected"),
-    *("state_pending", "state_compensated"),
+    *("state_pending", "state_compensated", "pause", "resume", "freeze", "thaw", "cancel", "ended_cancelled"),
+    "undo_held_unwritten",
 )
 
 

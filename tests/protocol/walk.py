@@ -86,6 +86,7 @@ class World:
             (12, self.ask), (4, self.undo), (9, self.send), (9, self.land), (6, self.hear), (3, self.give_up),
             (2, self.die), (3, self.sweep), (6, self.take_over), (2, self.preempt), (3, self.tick), (2, self.look),
             (4, self.speak), (2, self.checkpoint), (1, self.release), (2, self.end), (1, self.save), (2, self.renew),
+            (1, self.oversee),
         ]  # fmt: skip
         names = [verb for weight, verb in verbs for _ in range(weight)]
         for _ in range(moves):
@@ -139,7 +140,10 @@ class World:
         if not self.book.head.epoch:
             return
         right, owner = self.anyone(), self.random.choice(self.instances)
-        decision = self.say(right, self.book.compensate(PAY, CONTRACTS[UNDO], right=right, owner=owner))
+        gone = self.random.random() < 0.05
+        contract = None if gone else CONTRACTS[UNDO]
+        decision = self.say(right, self.book.compensate(PAY, contract, right=right, owner=owner))
+        self.seen["undo_held_unwritten"] += gone and bool(decision.events)
         self.asked(UNDO, decision, owner)
 
     def pick(self, place: str) -> Request | None:
@@ -258,6 +262,15 @@ class World:
         if self.random.random() < 0.7:
             self.take_over()
 
+    def oversee(self) -> None:
+        """A person stops the run, lets it go on, or ends it."""
+        book = self.book
+        stopped = [book.resume] * book.head.paused + [book.thaw] * bool(book.head.frozen)
+        verb = self.random.choice(stopped or [book.pause, book.freeze, book.cancel])
+        decision = verb()
+        self.trail[-1] += f" {verb.__name__}: {code(decision)}"
+        self.seen[verb.__name__] += bool(decision.events)
+
     def tick(self) -> None:
         chance = self.random.random()
         if chance < 0.6:
@@ -286,6 +299,8 @@ class World:
                 self.trail[-1] += f" {step_id} {verdict} looked at {looked_at}: {code(decision)}"
         if self.book.head.frozen and self.random.random() < 0.5:
             self.book.thaw()
+        if self.book.head.paused:
+            self.book.resume()
 
     def checkpoint(self) -> None:
         if not self.book.head.epoch:

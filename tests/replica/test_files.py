@@ -196,5 +196,5 @@ def test_what_no_manifest_can_hold_is_listed(here: Place) -> None:
     with open(os.path.join(os.fsencode(here.path), b"\xff"), "w"):
         pass
     tree = scan(here.root)
-    assert tree.left_out == {"pipe": "special", "\\udcff": "name_invalid"}
+    assert tree.left_out == {"pipe": "special", "\udcff": "name_invalid"}
     assert tree.nodes["link"].entry == Entry("symlink", 0o777, sha("nowhere"), 7)

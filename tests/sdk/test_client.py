@@ -208,7 +208,8 @@ VERBS: list[tuple[str, tuple[Any, ...], dict[str, Any], bool]] = [
     ("result", ("r1",), {}, True),
     ("step", ("r1", "pay"), {}, True),
     ("held", (), {}, True),
-    ("thaw", ("r1",), {}, False),
+    ("thaw", ("r1",), {"expect_epoch": 1}, False),
+    ("cancel", ("r1",), {"expect_epoch": 1}, False),
     ("preempt", ("r1",), {"expect_epoch": 1}, False),
 ]
 

@@ -124,7 +124,7 @@ def test_a_failing_run_is_settled_without_its_agent_and_then_ends() -> None:
         doubt = await house.authority.apply(right, "pay", "charge", "{}", 1_000)
         assert isinstance(doubt, Refused) and doubt.code == "in_doubt"
         await house.authority.fail(right, "no such order")
-        await house.authority.release(right, "done", "", 0)
+        await house.authority.release(right, "done", "")
         assert await house.drive() == "failed"
         assert (await house.state())[0] == "failed"
         step = await house.authority.step("r1", "pay")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tidefast.engine.clock import ManualClock
 from tidefast.engine.engine import Engine
-from tidefast.protocol.answers import JournalPage, LeaseGrant, RunCreated, StepAnswer
+from tidefast.protocol.answers import BudgetInfo, JournalPage, LeaseGrant, RunCreated, StepAnswer
 from tidefast.protocol.contracts import PYTHON_KEY, Contract, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.records import Right
@@ -48,9 +48,10 @@ class Spy:
             "create_run": RunCreated(RunId("r1"), "claimable", True), "claim": [GRANT], "grant": GRANT,
             "journal": JournalPage((), 0), "renew": [Renewed(99)], "release": done, "apply": STEP,
             "save_result": STEP, "compensate": STEP, "checkpoint": done, "complete": done, "fail": done,
-            "preempt": done, "thaw": done, "resolve": Settled("applied", False), "runs": [], "events": [],
+            "oversee": done, "resolve": Settled("applied", False), "runs": [], "events": [],
             "steps": [], "held": [], "run": Refused("not_found", "run_unknown", {"run": "r1"}),
             "step": Refused("not_found", "step_unknown", {"step": "s1"}), "troubles": Troubles(1, 2, 3_000),
+            "budgets": [], "raise_budget": BudgetInfo("run/r1", *[0] * 9, None, None, None, ""),
         }  # fmt: skip
 
     @property

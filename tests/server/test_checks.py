@@ -53,20 +53,26 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("POST", R + "/lease", {"holder": "w"}, "grant", 200),
     ("POST", "/v1/leases/renew", {"tokens": [TOKEN]}, "renew", 200),
     ("GET", "/v1/held", None, "held", 200),
+    ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
     ("GET", "/metrics", None, "troubles", 200),
 ]
 OPERATORS: list[tuple[str, str, Any, str]] = [
-    ("POST", R + "/preempt", {"note": "n", "expect": {"epoch": 5}}, "preempt"),
-    ("POST", R + "/thaw", None, "thaw"),
+    ("POST", R + "/preempt", {"note": "n", "expect": {"epoch": 5}}, "oversee"),
+    ("POST", R + "/thaw", None, "oversee"),
+    ("POST", R + "/pause", {"note": "n"}, "oversee"),
+    ("POST", R + "/resume", None, "oversee"),
+    ("POST", R + "/freeze", None, "oversee"),
+    ("POST", R + "/cancel", {"expect": {"epoch": 0}}, "oversee"),
     ("POST", S + "/resolve", {"verdict": "applied", "note": "n"}, "resolve"),
+    ("POST", "/v1/budgets", {"name": "run/r1", "calls": 5}, "raise_budget"),
 ]
 MAY_REPEAT = {"release", "complete", "fail"}
 
 
 def test_the_tables_name_every_address() -> None:
     count = sum(len(table) for table in VERBS.values())
-    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 2  # and healthz and openapi.json
+    assert count == len(LEASED) + len(OPEN) + len(OPERATORS) + 3  # and healthz, openapi.json and the models'
 
 
 @pytest.mark.parametrize(("method", "path", "body", "verb"), LEASED)
@@ -191,12 +197,12 @@ def test_expectations_of_an_operator_are_handed_on() -> None:
         "note": "n",
         "receipt": {"b": 1, "a": 2},
         "looked_at_ms": 3,
-        "expect": {"attempts": 4},
+        "expect": {"attempts": 4, "epoch": 2},
     }
     run(ask(app_of(spy), "POST", S + "~undo/resolve", body, OPERATOR))
     assert spy.calls == [
-        ("preempt", "r1", "operator", "why", 5),
-        ("resolve", "r1", "s1~undo", "refused", "operator", "n", '{"a":2,"b":1}', 3, 4),
+        ("oversee", "preempt", "r1", "operator", "why", 5),
+        ("resolve", "r1", "s1~undo", "refused", "operator", "n", '{"a":2,"b":1}', 3, 4, 2),
     ]
 
 
@@ -270,7 +276,7 @@ ODD: list[tuple[str, str, bytes, dict[str, str], tuple[int, str, str]]] = [
     ("GET", "/v1/runs/%2e%2e/held", b"", {}, (404, "not_found", "route_unknown")),
     ("GET", "/v1//runs", b"", {}, (404, "not_found", "route_unknown")),
     ("GET", "/v1/workspaces", b"", {}, (404, "not_found", "route_unknown")),
-    ("POST", R + "/cancel", b"{}", {}, (404, "not_found", "route_unknown")),
+    ("POST", R + "/retire", b"{}", {}, (404, "not_found", "route_unknown")),
     *(
         (method, "/v1/runs", b"", {}, (405, "unsupported", "method_not_allowed"))
         for method in ("PUT", "DELETE", "PATCH", "TRACE", "HEAD", "OPTIONS")

@@ -137,9 +137,9 @@ def test_a_superseded_worker_hears_it_from_every_verb() -> None:
             await http.create_run("r1", "agent", "1", "null")
             old = await http.grant("r1", "w1", 15_000, "q1")
             assert isinstance(old, LeaseGrant)
-            moved = await operator.preempt("r1", "looking", expect_epoch=old.epoch + 1)
+            moved = await operator.oversee("preempt", "r1", "looking", old.epoch + 1)
             assert isinstance(moved, Refused) and moved.code == "moved"
-            assert isinstance(await operator.preempt("r1", "looking", expect_epoch=old.epoch), Done)
+            assert isinstance(await operator.oversee("preempt", "r1", "looking", old.epoch), Done)
             new = await http.grant("r1", "w2", 15_000, "q2")
             assert isinstance(new, LeaseGrant) and new.epoch == old.epoch + 1
             heard = [
@@ -150,7 +150,7 @@ def test_a_superseded_worker_hears_it_from_every_verb() -> None:
                 await http.complete(old.token, "1", [], []),
                 await http.fail(old.token, "e"),
                 await http.journal(old.token, 0),
-                await http.release(old.token, "done", "", 0),
+                await http.release(old.token, "done", ""),
                 *await http.renew([old.token]),
             ]
             for refused in heard:
@@ -191,7 +191,7 @@ def test_what_the_client_refuses_or_is_refused_by_itself() -> None:
             for refused in (
                 await http.run("../held"),
                 await http.step("r1", "a/b"),
-                await http.preempt("r1?x", "", None),
+                await http.oversee("preempt", "r1?x", "", None),
                 await http.save_result(TOKEN, "s", '"' + "x" * 1024 * 1024 + '"'),
             ):
                 assert isinstance(refused, Refused) and refused.code == "invalid"
@@ -200,7 +200,7 @@ def test_what_the_client_refuses_or_is_refused_by_itself() -> None:
             assert spy.asked == []
             with pytest.raises(RequestRefused, match="lease_ms"):
                 await http.claim({"a": ["1"]}, "w", 1, 1, 0, "q")
-            denied = await http.thaw("r1", "")
+            denied = await http.oversee("thaw", "r1", "", None)
             assert isinstance(denied, Refused) and denied.facts["code"] == "unauthenticated"
             assert spy.asked == []
             assert await http.renew([]) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 from tidefast.protocol import commands as c
 from tidefast.protocol.canonical import call_digest, canonical, digest
-from tidefast.protocol.contracts import Contract, Request, contract_digest, render_request
+from tidefast.protocol.contracts import Contract, Request, Undo, contract_digest, render_request
 from tidefast.protocol.events import CHAIN_START, Event, chain
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId, step_key
@@ -37,8 +37,9 @@ UUID = CHARGE._replace(tool="uuid", key="field:meta.key", key_form="uuid")
 ROUGH = Contract("rough", "http", url="https://rough.example", refusals=(Pattern(402),))
 LOOK = Contract("look", "http", effect="none", url="https://look.example", refusals=(Pattern(402),))
 REFUND = CHARGE._replace(tool="refund")
+TRIP = CHARGE._replace(tool="trip", undo=Undo("refund", {"charge": "{receipt.body.id}"}))
 LOCAL = Contract("local", "python", key="field:key", key_ttl_ms=86_400_000)
-CONTRACTS = {contract_digest(each): each for each in (CHARGE, PATIENT, UUID, ROUGH, LOOK, REFUND, LOCAL)}
+CONTRACTS = {contract_digest(each): each for each in (CHARGE, PATIENT, UUID, ROUGH, LOOK, REFUND, TRIP, LOCAL)}
 
 
 def request_of(contract: Contract, args: Mapping[str, Any], step: str, run: RunId = RUN) -> Request | None:
@@ -113,7 +114,7 @@ class Books:
         self.admit(step, tool)
         self.settle(step)
 
-    def undo(self, step: str, tool: Contract = REFUND, args: Any = None) -> Verdict:
+    def undo(self, step: str, tool: Contract = REFUND, args: Any = None, **other: Any) -> Verdict:
         args = {"charge": "x"} if args is None else args
         text = canonical(args)
         return self.do(
@@ -128,6 +129,7 @@ class Books:
                 request=request_of(tool, args, step + "~undo", self.run_id),
                 owner=BOOT,
                 deadline_ms=self.ms + SEND_MS,
+                **other,
             )
         )
 

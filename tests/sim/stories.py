@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.sim.books import BOOT, CHARGE, LEASE_MS, LOCAL, LOOK, PATIENT, ROUGH, UUID, Books
+from tests.sim.books import BOOT, CHARGE, LEASE_MS, LOCAL, LOOK, PATIENT, ROUGH, TRIP, UUID, Books
 
 from tidefast.protocol import commands as c
 from tidefast.protocol.contracts import contract_digest
@@ -137,15 +137,37 @@ def failing(books: Books) -> None:
     books.takeover()
     books.admit("late")
     books.settle("late", attempt=2)
-    books.undo("pay")
-    books.settle("pay~undo")
-    books.fail()
-    books.fail()
+    books.fail("again")
+    books.fail("again")
+    assert books.view.run is not None and books.view.run.end == "failed"
+
+
+def cancelled(books: Books) -> None:
+    for step in ("flight", "hotel"):
+        books.pay(step, TRIP)
+    books.pay("pay")
+    books.admit("car", TRIP)
+    books.do(c.Pause(books.run_id, "anna"))
+    books.do(c.Resume(books.run_id, "anna"))
+    books.do(c.Freeze(books.run_id, "anna"))
+    books.do(c.Pause(books.run_id, "anna"))
+    books.do(c.Cancel(books.run_id, "anna", "not wanted"))
+    books.settle("car")
+    books.ms += 5_000
+    books.grant("w2")
+    books.admit("car", TRIP, stored=True)
+    for step in ("car", "hotel"):
+        books.undo(step)
+        books.settle(f"{step}~undo")
+    books.undo("flight", problem="its receipt has no id")
+    books.resolve("flight~undo", "refused")
+    books.fail("cancelled")
+    assert books.view.run is not None and books.view.run.end == "cancelled"
 
 
 def leases(books: Books) -> None:
-    books.do(c.Release(books.right, "done", pause_ms=10))
-    books.do(c.Release(books.right, "done", pause_ms=10))
+    books.do(c.Release(books.right, "done"))
+    books.do(c.Release(books.right, "done"))
     books.ms += 20
     books.grant("w2")
     books.ms += LEASE_OVER_MS
@@ -203,6 +225,7 @@ STORIES: dict[str, Callable[[Books], None]] = {
         compensated,
         undo_refused,
         failing,
+        cancelled,
         leases,
         frozen,
         diverged,

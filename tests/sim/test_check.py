@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidefast.cli.main import main
-from tidefast.protocol import checkpoint, compensation, evolve, lease, machine, resolve, run, step
+from tidefast.protocol import checkpoint, compensation, evolve, lease, machine, oversight, resolve, run, step
 from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import Epoch, step_key
 from tidefast.protocol.verdicts import Answer, Decision, Settled
@@ -122,7 +122,7 @@ def held_without_resolve(patch: pytest.MonkeyPatch) -> None:
 
 
 def frozen_without_thaw(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease, "thaw", lambda v, c, n: lease.refuse(v.run, "already_decided", "never"))
+    patch.setattr(oversight, "thaw", lambda v, c, n: lease.refuse(v.run, "already_decided", "never"))
 
 
 def undo_admitted_twice(patch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,10 @@ class Driver:
         if found is None:
             return max((self.store.run_key_max(), *batch.heads)) + 1, view
         key, head = found
-        wanted = need.steps + (tuple(step.step_id for step in head.open) if need.open_steps else ())
+        wanted = need.steps
+        if need.effects:
+            in_batch = [step.step_id for (run, _), step in batch.steps.items() if run == key and step.is_mutating]
+            wanted = (*self.store.effects(key), *in_batch, *(step.step_id for step in head.open))
         steps = {name: batch.steps.get((key, name)) or self.store.load_step(key, name) for name in wanted}
         forgotten = self.store.forgotten(key, head.checkpoint_seq, head.epoch) if need.forgotten else ()
         return key, view._replace(

@@ -30,7 +30,7 @@ BAD: list[tuple[str, type[m.Message], bytes, str]] = [
     ("string", m.Apply, b'"x"', "json_not_object"),
     ("null", m.Apply, b"null", "json_not_object"),
     ("unknown", m.Grant, b'{"holder":"w","leese_ms":5000}', "field_unknown"),
-    ("unknown inside", m.Preempt, b'{"expect":{"epcoh":1}}', "field_unknown"),
+    ("unknown inside", m.Oversee, b'{"expect":{"epcoh":1}}', "field_unknown"),
     ("missing", m.Grant, b"{}", "field_missing"),
     ("integer as string", m.Apply, apply_with('"7"'), "field_type"),
     ("boolean", m.Apply, apply_with("true"), "field_type"),
@@ -42,7 +42,7 @@ BAD: list[tuple[str, type[m.Message], bytes, str]] = [
     ("args not an object", m.Apply, b'{"tool":"t","args":[1]}', "field_type"),
     ("negative", m.Apply, apply_with("-1"), "field_range"),
     ("above", m.Apply, apply_with("60001"), "field_range"),
-    ("epoch zero", m.Preempt, b'{"expect":{"epoch":0}}', "field_range"),
+    ("epoch below zero", m.Oversee, b'{"expect":{"epoch":-1}}', "field_range"),
     ("lease 0", m.Grant, b'{"holder":"w","lease_ms":0}', "field_range"),
     ("lease long", m.Grant, b'{"holder":"w","lease_ms":1000000000}', "field_range"),
     ("lease words", m.Grant, b'{"holder":"w","lease_ms":"30s"}', "field_type"),
@@ -61,8 +61,8 @@ BAD: list[tuple[str, type[m.Message], bytes, str]] = [
     ("level 33", m.SaveResult, b'{"value":' + b"[" * 32 + b"]" * 32 + b"}", "json_too_deep"),
     ("lone surrogate", m.SaveResult, b'{"value":"\\ud800"}', "text_invalid"),
     ("lone surrogate as a name", m.SaveResult, b'{"value":{"\\udc00":1}}', "text_invalid"),
-    ("lone surrogate in a note", m.Thaw, b'{"note":"\\ud800"}', "text_invalid"),
-    ("lone surrogate as a member", m.Thaw, b'{"\\ud800":1}', "field_unknown"),
+    ("lone surrogate in a note", m.Oversee, b'{"note":"\\ud800"}', "text_invalid"),
+    ("lone surrogate as a member", m.Oversee, b'{"\\ud800":1}', "field_unknown"),
     ("not UTF-8", m.Apply, b"\xff\xfe{}", "encoding_invalid"),
     ("UTF-16", m.Apply, '{"tool":"t"}'.encode("utf-16"), "encoding_invalid"),
     ("overlong", m.SaveResult, b'{"value":"\xc0\xaf"}', "encoding_invalid"),
@@ -105,13 +105,13 @@ def test_json_errors_name_the_byte() -> None:
 
 
 def test_an_unknown_member_is_named_with_the_nearest() -> None:
-    told = m.decode(m.Preempt, b'{"expect":{"epcoh":1}}')
+    told = m.decode(m.Oversee, b'{"expect":{"epcoh":1}}')
     assert isinstance(told, Problem)
     assert told.facts == {"field": "expect.epcoh", "nearest": "epoch"} and "`epoch`" in told.detail
 
 
 def test_a_hostile_member_name_is_told_back_in_ascii_and_short() -> None:
-    told = m.decode(m.Thaw, json.dumps({"\x1b[2J\u202e" + "x" * 1000: 1}).encode())
+    told = m.decode(m.Oversee, json.dumps({"\x1b[2J\u202e" + "x" * 1000: 1}).encode())
     assert isinstance(told, Problem) and len(str(told.facts["field"])) < 200
     assert b"\x1b" not in told.to_json() and "\u202e".encode() not in told.to_json()
 
@@ -192,7 +192,7 @@ def test_what_the_client_encodes_the_server_reads(value: Any) -> None:
 
 def test_nested_messages_survive_the_wire() -> None:
     for message in (
-        m.Resolve(verdict="applied", note="n", receipt='{"a":1}', expect=m.ExpectAttempts(attempts=2)),
+        m.Resolve(verdict="applied", note="n", receipt='{"a":1}', expect=m.Expect(epoch=3, attempts=2)),
         m.Apply(stored=True),
         m.Claim(agents={"a": ["1", "2"]}, holder="w", max=3, request_id="q"),
     ):

@@ -17,6 +17,7 @@ STATUS = {
     "stale_epoch": 409, "lease_lapsed": 409, "lease_held": 409, "step_conflict": 422, "step_in_flight": 409,
     "step_pending": 409, "in_doubt": 409, "step_held": 409, "step_rejected": 422, "already_decided": 409,
     "checkpoint_stale": 409, "run_conflict": 409, "run_ended": 409, "run_frozen": 409, "run_ending": 409,
+    "run_paused": 409,
     "unsettled_effects": 409, "moved": 409, "not_found": 404, "invalid": 422, "lease_required": 428,
     "bad_token": 401, "unauthenticated": 401, "forbidden": 403, "unsupported": 415, "too_large": 413,
     "limit_reached": 429, "no_replica": 503,

@@ -1,7 +1,7 @@
-"""Commands that decide: `resolve`, `preempt`, `thaw`. Each one is written into the run's log with its reason.
+"""Commands that decide about a step or a store: `resolve`, `adopt`.
 
-They expect what the operator saw: a step that has had another attempt, or a run that has had another epoch since, is
-refused as `moved` instead of being decided on old evidence.
+A verdict expects what the operator saw: a step that has had another attempt, or a run that has had another epoch since,
+is refused as `moved` instead of being decided on old evidence.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from tidefast.cli.desk import must, writing
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Looked, OperatorKey, StoreName, Url, checked_id, json_text
 from tidefast.protocol.ids import RunId, StepId
-from tidefast.protocol.verdicts import Done, Settled
+from tidefast.protocol.verdicts import Settled
 from tidefast.wire.answers import spell
 
 VERDICT = Literal["applied", "not_applied", "refused", "compensated"]
@@ -76,61 +76,3 @@ async def _resolve(
         expected = len(seen.attempts) if expect_attempts is None else expect_attempts
         looked_at_ms = None if looked_ms is None else seen.now_ms - looked_ms
         return must(await desk.resolve(run, step, verdict, note, receipt_json, looked_at_ms, expected))
-
-
-def preempt(
-    run: str,
-    /,
-    *,
-    note: Note = "",
-    expect_epoch: Annotated[
-        int | None, Parameter(help="The epoch that you saw; by default the one that is live now.")
-    ] = None,
-    url: Url = None,
-    store: StoreName = DEFAULT_STORE,
-    operator_key: OperatorKey = None,
-    as_json: AsJson = False,
-) -> int:
-    """End a run's lease. Its holder is told at its next call, its effects are kept, and others may claim the run."""
-    done = asyncio.run(_preempt(checked_id(run, "RUN"), note, expect_epoch, url, store, operator_key))
-    _tell(run, done, as_json)
-    return 0
-
-
-async def _preempt(
-    run: str, note: str, expect_epoch: int | None, url: str | None, store: str, operator_key: Path | None
-) -> Done:
-    async with writing(url, store, operator_key) as desk:
-        if expect_epoch is None:
-            expect_epoch = must(await desk.run(RunId(run))).epoch or None
-        return must(await desk.preempt(run, note, expect_epoch))
-
-
-def thaw(
-    run: str,
-    /,
-    *,
-    note: Note = "",
-    url: Url = None,
-    store: StoreName = DEFAULT_STORE,
-    operator_key: OperatorKey = None,
-    as_json: AsJson = False,
-) -> int:
-    """Let a frozen run go on. Its count of grants without progress starts anew."""
-    done = asyncio.run(_thaw(checked_id(run, "RUN"), note, url, store, operator_key))
-    _tell(run, done, as_json)
-    return 0
-
-
-async def _thaw(run: str, note: str, url: str | None, store: str, operator_key: Path | None) -> Done:
-    async with writing(url, store, operator_key) as desk:
-        return must(await desk.thaw(run, note))
-
-
-def _tell(run: str, done: Done, as_json: bool) -> None:
-    if as_json:
-        out.document(spell(done))
-    elif done.was_new:
-        out.line(f"run {run} is now ", (done.state, out.STYLES.get(done.state, "bold")))
-    else:
-        out.line(f"nothing to do: run {run} is ", (done.state, out.STYLES.get(done.state, "bold")))

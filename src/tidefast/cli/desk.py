@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tidefast.cli.errors import CliError, ExitCode, refusal
 from tidefast.cli.place import own, store_path, system_clock
 from tidefast.engine.engine import Engine
-from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
-from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.answers import BudgetInfo, EventInfo, RunCreated, RunInfo, StepInfo
+from tidefast.protocol.budget import Limit
+from tidefast.protocol.commands import ResolveVerdict, RunVerb
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.services.reads import Reads
@@ -44,6 +45,8 @@ class Reader(Protocol):
 
     async def held(self) -> Sequence[StepInfo]: ...
 
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]: ...
+
 
 class Writer(Reader, Protocol):
     """What an operator can do at either place."""
@@ -52,9 +55,9 @@ class Writer(Reader, Protocol):
         self, run_id: str | None, agent: str, agent_version: str, input_json: str
     ) -> RunCreated | Refused: ...
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused: ...
 
-    async def thaw(self, run_id: str, note: str) -> Done | Refused: ...
+    async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused: ...
 
     async def resolve(
         self,
@@ -65,6 +68,7 @@ class Writer(Reader, Protocol):
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused: ...
 
 
@@ -183,13 +187,13 @@ class _Owner:
         reads = authority.reads
         self.run, self.runs, self.events = reads.run, reads.runs, reads.events
         self.steps, self.step, self.held = reads.steps, reads.step, reads.held
-        self.create_run = authority.create_run
+        self.create_run, self.budgets = authority.create_run, reads.budgets
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
-        return await self._authority.preempt(run_id, BY, note, expect_epoch)
+    async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused:
+        return await self._authority.raise_budget(name, limit, BY, note)
 
-    async def thaw(self, run_id: str, note: str) -> Done | Refused:
-        return await self._authority.thaw(run_id, BY, note)
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        return await self._authority.oversee(verb, run_id, BY, note, expect_epoch)
 
     async def resolve(
         self,
@@ -200,9 +204,10 @@ class _Owner:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         return await self._authority.resolve(
-            run_id, step_id, verdict, BY, note, receipt_json, looked_at_ms, expect_attempts
+            run_id, step_id, verdict, BY, note, receipt_json, looked_at_ms, expect_attempts, expect_epoch
         )
 
 

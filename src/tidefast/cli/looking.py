@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -17,11 +17,10 @@ from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Url, checked_
 from tidefast.cli.place import store_path
 from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
 from tidefast.protocol.ids import RunId
-from tidefast.protocol.records import NOT_SETTLED
+from tidefast.protocol.records import NOT_SETTLED, RunState
 from tidefast.stores.sqlite import SqliteStore
 from tidefast.wire.answers import spell, spell_all
 
-STATES = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
 # What a line of the timeline tells of an event, in this order.
 TOLD = ("tool", "attempt", "number", "holder", "lease_ms", "by", "verdict", "note", "reason", "detail", "error")
 BODIES = ("input", "args", "receipt", "value", "state", "result")
@@ -29,7 +28,7 @@ BODIES = ("input", "args", "receipt", "value", "state", "result")
 
 def runs(
     *,
-    state: Annotated[STATES | None, Parameter(help="Only runs in this state.")] = None,
+    state: Annotated[RunState | None, Parameter(help="Only runs in this state.")] = None,
     after: Annotated[str | None, Parameter(help="Only runs created after this one.")] = None,
     limit: Annotated[int, Parameter(help="How many at most, 1 to 1000.")] = 100,
     url: Url = None,
@@ -212,7 +211,7 @@ def _tell_run(info: RunInfo) -> None:
     if info.unsettled:
         out.line(f"unsettled   {', '.join(info.unsettled)}")
     out.line(f"input       {out.short(info.input_json, 400)}")
-    if info.state in ("completed", "failed"):
+    if info.state in ("completed", "failed", "cancelled"):
         out.line(f"{'result' if info.state == 'completed' else 'error':<12}{out.short(info.result_json, 400)}")
 
 

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 
 from tidefast import __version__
 from tidefast.cli.errors import HELP, CliError, ExitCode
+from tidefast.cli.examples import epilogue
 
 COMMANDS = {
     "run": ("running:run", "Drive one run here, without a server: created, or resumed with --run-id."),
@@ -23,8 +24,13 @@ COMMANDS = {
     "log": ("looking:log", "The log of a run, event by event."),
     "held": ("looking:held", "Steps that wait for a person, and the commands that settle them."),
     "resolve": ("deciding:resolve", "Say what became of a step in doubt or held."),
-    "preempt": ("deciding:preempt", "End a run's lease, so that another worker takes it."),
-    "thaw": ("deciding:thaw", "Let a frozen run go on."),
+    "preempt": ("overseeing:preempt", "End a run's lease, so that another worker takes it."),
+    "pause": ("overseeing:pause", "Let nothing new of a run begin."),
+    "resume": ("overseeing:resume", "Let a paused run go on."),
+    "freeze": ("overseeing:freeze", "Stop a run for a person to look at."),
+    "thaw": ("overseeing:thaw", "Let a frozen run go on."),
+    "cancel": ("overseeing:cancel", "End a run: settle what is open, undo what can be undone."),
+    "budgets": ("spending:budgets", "What models have cost, what may be spent, and raising a limit."),
     "backup": ("recovering:backup", "Copy a store to a file as it is at one moment, while it is served."),
     "restore": ("recovering:restore", "Make a store of a backup: old tokens refused, lost sendings presumed."),
     "adopt": ("recovering:adopt", "Make a copied store's file a store of its own."),
@@ -34,6 +40,8 @@ COMMANDS = {
     "anchor": ("evidence:anchor", "Sign how long each log is and what its last digest was, to be kept elsewhere."),
     "export": ("evidence:export", "Write one run's log with its contracts to a file that proves itself."),
     "verify": ("evidence:verify", "Judge an exported run, with nothing but its file."),
+    "doctor": ("doctor:doctor", "Whether this host, the store and its files can keep what is promised."),
+    "completion": ("completion:completion", "Print what makes a shell complete commands and flags."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
     "scenarios": (
         "stories:scenarios",
@@ -54,7 +62,7 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, (place, text) in COMMANDS.items():
-        app.command(f"tidefast.cli.{place}", name=name, help=text)
+        app.command(f"tidefast.cli.{place}", name=name, help=text, help_epilogue=epilogue(name))
     return app
 
 

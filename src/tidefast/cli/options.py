@@ -37,6 +37,7 @@ Looked = Annotated[
         help="How long ago you looked at the provider, like 0s or 5m; needed for every verdict but applied.",
     ),
 ]
+Models = Annotated[Path | None, Parameter(name="--models", help="The models and their budgets, a TOML file.")]
 Tools = Annotated[Path | None, Parameter(name="--tools", help="The contracts of tools, a TOML file.")]
 
 

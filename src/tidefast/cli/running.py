@@ -18,7 +18,7 @@ from tidefast.cli.desk import at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
-from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Tools, Url, checked_id, json_text
+from tidefast.cli.options import DEFAULT_STORE, AsJson, Models, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
 from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
@@ -39,6 +39,7 @@ def run(
     run_id: Annotated[str | None, Parameter(help="The run's name; a run that exists goes on where it stands.")] = None,
     store: StoreName = DEFAULT_STORE,
     tools: Tools = None,
+    models: Models = None,
     verbose: Annotated[bool, Parameter(negative="", help="Tell on standard error what happens.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -56,7 +57,7 @@ def run(
     if agent not in loaded.agents:
         known = ", ".join(sorted(loaded.agents)) or "none"
         raise CliError("usage", f"{app} has no agent {agent}", f"it has: {known}", ExitCode.USAGE)
-    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools))
+    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools, models))
     if as_json:
         out.document({"run": spell(info), "held": [spell(step) for step in held]})
     else:
@@ -65,13 +66,14 @@ def run(
 
 
 async def _run(
-    app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None
+    app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None, models: Path | None
 ) -> tuple[RunInfo, list[StepInfo]]:
     book = wiring.build_tools(tools, name, [tool.contract for tool in app.tools.values()])
+    served = wiring.build_models(models)
     hook = wiring.fault_hook()
     opened = own(store, create=True)
     clock = system_clock(opened)
-    parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock)
+    parts = await wiring.build_authority(opened, book, wiring.local_runner(clock, app), hook, clock, served)
     try:
         authority = parts.authority
         must(await authority.create_run(run_id, agent, app.agents[agent].version, input_json))
@@ -79,7 +81,7 @@ async def _run(
         if info.is_live:
             # Owning the file proves that the process which held this lease has ended.
             must(await authority.preempt(run_id, "tidefast run", "its process has ended", info.epoch))
-        if info.state in ("claimable", "leased", "failing"):
+        if info.state in ("claimable", "leased", "failing", "cancelling"):
             await _drive(parts, app, run_id, hook)
         info = must(await authority.run(run_id))
         return info, [must(await authority.step(run_id, step)) for step in info.held]
@@ -103,8 +105,8 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
         await worker.finish(run_id, try_again=False)
     except Error:
         info = await parts.authority.run(run_id)
-        if not isinstance(info, RunInfo) or info.state not in ("frozen", "held"):
-            raise  # what is frozen or held is told with the command that lets it go on
+        if not isinstance(info, RunInfo) or info.state not in ("frozen", "held", "paused"):
+            raise  # what is frozen, held or paused is told with the command that lets it go on
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -112,10 +114,12 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
 
 def _tell(info: RunInfo, held: list[StepInfo], store: str) -> None:
     out.line(f"run {info.run_id}: ", (info.state, out.STYLES.get(info.state, "bold")))
-    if info.state in ("completed", "failed"):
+    if info.state in ("completed", "failed", "cancelled"):
         out.line(info.result_json)
     elif info.state == "frozen":
         out.line(f"frozen: {info.frozen}; look at it, then: {command('thaw', info.run_id, url=None, store=store)}")
+    elif info.state == "paused":
+        out.line(f"paused by an operator; let it go on: {command('resume', info.run_id, url=None, store=store)}")
     elif not held:
         out.line(f"it can go on: repeat the command with --run-id {info.run_id}")
     for step in held:

@@ -19,7 +19,7 @@ from tidefast.cli import wiring
 from tidefast.cli.desk import given_key, server_url
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
 from tidefast.cli.loop import run_program
-from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, OperatorKey, StoreName, Tools
+from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, Models, OperatorKey, StoreName, Tools
 from tidefast.cli.place import own, store_path, system_clock
 from tidefast.cli.tracing import start_tracing
 from tidefast.protocol.contracts import Contract
@@ -50,6 +50,7 @@ class Settings:
     host: str
     port: int
     tools: Path | None
+    models: Path | None
     app: str | None
     files: "Files"
     names: frozenset[str]
@@ -80,6 +81,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, Parameter(help="The port to listen on; 0 takes a free one.")] = PORT_DEFAULT,
     tools: Tools = None,
+    models: Models = None,
     app: Annotated[
         str | None, Parameter(help="MODULE:APP whose python tools are offered; they run in a process of their own.")
     ] = None,
@@ -111,7 +113,7 @@ def serve(
 
     files = Files(secret or places.secret_path(path), operator_key or places.operator_key_path(path), keys)
     names = frozenset(name.lower() for name in allow_host)
-    settings = Settings(path, host, port, tools, app, files, names, as_json)
+    settings = Settings(path, host, port, tools, models, app, files, names, as_json)
     configure_log()
     run_program(_serve(settings, problems))
     return ExitCode.OK
@@ -134,11 +136,12 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         from tidefast.server import serve as _warm  # noqa: F401 - loaded while the tools' process starts
 
         contracts = await _app_contracts(starting, problems)
+        served = problems.check(lambda: wiring.build_models(settings.models))
         book = problems.check(lambda: wiring.build_tools(settings.tools, settings.app or "", contracts))
         credentials = problems.check(lambda: settings.files.load(store.identity().namespace))
         if problems.found or book is None or credentials is None:
             raise ConfigProblems(problems.found)
-        parts = await wiring.build_authority(store, book, runner, hook, clock)
+        parts = await wiring.build_authority(store, book, runner, hook, clock, served)
     except BaseException:
         if runner is not None:
             await runner.stop()
@@ -225,6 +228,7 @@ def _check_files(settings: Settings, problems: Problems) -> None:
     if problems.found:
         # The start fails in any case, so nothing is opened or made; the files are read to tell their problems as well.
         problems.check(lambda: wiring.build_tools(settings.tools, "", ()))
+        problems.check(lambda: wiring.build_models(settings.models))
         for file in (settings.files.secret, settings.files.operator_key):
             problems.check(lambda file=file: _read_secret(file))  # type: ignore[misc]
         if settings.files.keys is not None:

@@ -23,7 +23,7 @@ from tidefast.services.http_sender import HttpSender
 from tidefast.services.keeper import Keeper
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
-from tidefast.services.models import ModelBook
+from tidefast.services.models import ModelBook, load_models
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
 from tidefast.stores.base import Store
@@ -112,6 +112,11 @@ def die(failure: BaseException) -> None:
     sys.stderr.write(f"{error.line()}\n")
     sys.stderr.flush()
     os._exit(ExitCode.UNKNOWN)
+
+
+def build_models(file: Path | None) -> ModelBook:
+    """The models of a gateway; none without a file. Raises `ConfigError` with every problem."""
+    return ModelBook() if file is None else load_models(file)
 
 
 def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> ToolBook:

@@ -241,8 +241,8 @@ class Engine:
         entry = None if need.run_id is None else self._entry(need.run_id)
         if entry is None and isinstance(command, CreateRun):
             entry = RunEntry(self._new_key(), None)
-        view = self._view(entry, need.steps, need.open_steps, need.forgotten)
-        shown = () if need.open_steps else view.steps.values()
+        view = self._view(entry, need.steps, need.effects, need.forgotten)
+        shown = () if need.effects else view.steps.values()
         workspace_id = self.places.shown(need.workspace_id, shown)
         place = None if workspace_id is None else self.places.find(workspace_id)
         if workspace_id is not None:
@@ -297,12 +297,12 @@ class Engine:
         stored = self.store.step_ids(entry.key, IDS_KEPT + 1)
         return {*stored, *entry.steps} if len(stored) <= IDS_KEPT else None
 
-    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], open_steps: bool, forgotten: bool) -> View:
+    def _view(self, entry: RunEntry | None, ids: Iterable[StepId], effects: bool, forgotten: bool) -> View:
         identity, head = self.identity, None if entry is None else entry.head
         if entry is None or head is None:
             return View(identity.namespace, identity.incarnation, self._instances, recovery=identity.recovery)
-        if open_steps:
-            ids = [step.step_id for step in head.open]
+        if effects:
+            ids = [*self._effects(entry), *(step.step_id for step in head.open)]
         steps: dict[StepId, Step] = {}
         contracts: dict[str, Contract] = {}
         for step_id in ids:
@@ -315,6 +315,12 @@ class Engine:
         return View(
             identity.namespace, identity.incarnation, self._instances, head, steps, contracts, left, identity.recovery
         )
+
+    def _effects(self, entry: RunEntry) -> list[StepId]:
+        """Every mutating step of a run, durable or not."""
+        stored = self.store.effects(entry.key)
+        in_memory = [step.step_id for step in entry.steps.values() if step.is_mutating]
+        return list(dict.fromkeys([*stored, *in_memory]))
 
     def _forgotten(self, entry: RunEntry, head: RunHead) -> tuple[StepId, ...]:
         """What the store says, corrected by what is not durable yet."""

@@ -57,7 +57,7 @@ class LeaseGrant:
     input_json: str
     checkpoint: int  # number of the newest checkpoint, 0 for none
     state_json: str  # its state, null for none
-    is_failing: bool
+    is_ending: bool
     unsettled: tuple[StepId, ...]
     journal: tuple[JournalEntry, ...] = ()
     journal_next: int = 0  # where `journal` goes on; 0 when this is all
@@ -140,21 +140,24 @@ class StepInfo:
     now_ms: int  # the authority's clock when this was read: what a verdict's `looked_at_ms` is counted on
 
 
-class BudgetFigures(NamedTuple):
-    """Calls, tokens, and money in millionths of the price table's unit; None: no limit."""
-
-    calls: int | None
-    tokens: int | None
-    micros: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetInfo:
-    """A budget as people see it. `estimated` is the part of `spent` that no provider has confirmed."""
+    """A budget as people see it. `estimated` is the part of `spent` that no provider has confirmed; no limit is None.
+
+    Money is in millionths (`micros`) of the price table's unit. `note` says who set a limit here last, and why.
+    """
 
     name: str
-    spent: BudgetFigures
-    estimated: BudgetFigures
-    reserved: BudgetFigures
-    limit: BudgetFigures
+    spent_calls: int
+    spent_tokens: int
+    spent_micros: int
+    estimated_calls: int
+    estimated_tokens: int
+    estimated_micros: int
+    reserved_calls: int
+    reserved_tokens: int
+    reserved_micros: int
+    limit_calls: int | None
+    limit_tokens: int | None
+    limit_micros: int | None
     note: str

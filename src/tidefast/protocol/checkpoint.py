@@ -8,7 +8,7 @@ of the run is unsettled none is accepted: a snapshot that says "paid" must not o
 from tidefast.protocol.canonical import digest
 from tidefast.protocol.commands import SaveCheckpoint
 from tidefast.protocol.events import object_json
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import Now, RunHead, View
 from tidefast.protocol.verdicts import Decision, Done
 
@@ -27,12 +27,13 @@ def save_checkpoint(view: View, command: SaveCheckpoint, now: Now) -> Decision:
         head.checkpoint_digest,
     ):
         return accept(head, Done("saved", head.checkpoint_seq, was_new=False))
-    if head.frozen:
-        return refuse(head, "run_frozen", head.frozen)
+    stopped = not_running(head)
+    if stopped is not None:
+        return stopped
     if command.number <= head.checkpoint:
         return refuse(head, "checkpoint_stale", "number", number=command.number, stored=head.checkpoint)
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     unsettled = unsettled_effects(head)
     if unsettled:
         return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)

@@ -4,6 +4,7 @@ A worker's verb carries its `Right`, captured at the grant; there is no default 
 (laws 11 and 15). Bodies arrive as canonical JSON text, already checked for size and form.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from tidefast.protocol.workspace import Delta, Disk
 
 ResolveVerdict = Literal["applied", "not_applied", "refused", "compensated"]
 ProbeWord = Literal["found", "absent", "unclear", "many"]
-OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused"]
+OutcomeKind = Literal["applied", "refused", "unlisted", "unsent", "doubted", "key_reused", "unmet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,11 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the lease back. `pause_ms` asks that no one claims the run sooner; `drift` freezes it for a person."""
+    """Give the lease back. `drift` freezes the run for a person."""
 
     right: Right
     reason: Literal["done", "error", "held", "shutdown", "drift"]
     detail: str = ""
-    pause_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Lapse:
 
 
 @dataclass(frozen=True, slots=True)
-class Preempt:
-    """An operator (or the owner of the store's file) ends the live epoch."""
+class OperatorVerb:
+    """What every verb of an operator on a run says: who and why, and the epoch that they saw, if they say it."""
 
     run_id: RunId
     by: str
@@ -72,13 +72,40 @@ class Preempt:
     expect_epoch: Epoch | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Thaw:
-    """An operator lets a frozen run go on; the count of grants without progress starts anew."""
+class Preempt(OperatorVerb):
+    """End the live epoch; the run can be claimed at once."""
 
-    run_id: RunId
-    by: str
-    note: str = ""
+    __slots__ = ()
+
+
+class Pause(OperatorVerb):
+    """Let nothing new begin, until `Resume`. The lease stays, and facts are taken."""
+
+    __slots__ = ()
+
+
+class Resume(OperatorVerb):
+    """Let a paused run go on."""
+
+    __slots__ = ()
+
+
+class Freeze(OperatorVerb):
+    """Stop a run for a person to look at, until `Thaw`. The lease stays, and facts are taken."""
+
+    __slots__ = ()
+
+
+class Thaw(OperatorVerb):
+    """Let a frozen run go on; the count of grants without progress starts anew."""
+
+    __slots__ = ()
+
+
+class Cancel(OperatorVerb):
+    """End the run: its lease at once, the run itself as soon as nothing is unsettled and what can be is undone."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +147,8 @@ class Compensate:
     owner: str
     deadline_ms: int
     contract_digest: str = ""
+    problem: str = ""  # why the undo can't be written as a call
+    is_given: bool = False  # the caller says tool and arguments; otherwise they follow from the step's contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +229,10 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the run with an error, at once or as soon as nothing is unsettled any more."""
+    """End the run with an error, now or once what is unsettled is settled and what can be is undone.
+
+    Of a run that is being cancelled it is the holder's word that all of this is done.
+    """
 
     right: Right
     error: str
@@ -218,6 +250,7 @@ class Resolve:
     receipt_json: str = "null"
     looked_at_ms: int | None = None
     expect_attempts: int | None = None
+    expect_epoch: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +299,16 @@ class LoseWrite:
     step_id: StepId
 
 
+RunVerb = Literal["preempt", "pause", "resume", "freeze", "thaw", "cancel"]
+RUN_VERBS: Mapping[RunVerb, "type[Preempt | Pause | Resume | Freeze | Thaw | Cancel]"] = {
+    "preempt": Preempt,
+    "pause": Pause,
+    "resume": Resume,
+    "freeze": Freeze,
+    "thaw": Thaw,
+    "cancel": Cancel,
+}
+
 Command = (
     Admit
     | Settle
@@ -282,7 +325,11 @@ Command = (
     | Lapse
     | MarkLost
     | Preempt
+    | Pause
+    | Resume
+    | Freeze
     | Thaw
+    | Cancel
     | Resolve
     | GrantReplica
     | RenewReplica

@@ -30,7 +30,8 @@ NOT_FOR_MAIL = (
     *("refusals", "retries", "stored_failures", "body", "expect"),
 )
 _HEADER_AND_VARIABLE = "a header's name and an environment variable's name"
-COUNT_MAX = 2**53 - 1
+COUNT_MAX = 2**43  # a sum is kept in millionths
+PER_MINUTE_MAX = 1_000  # each place of a minute is kept by itself
 PATTERN_LIST = 'a list like [402, { status = 400, "error.code" = "declined" }]'
 REUSED = Pattern(422)  # what the draft standard of the header Idempotency-Key says for a key with another body
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -183,7 +184,7 @@ class _Reader(Fields):
         if inner is None:
             return None
         limits = Limits(
-            per_minute=inner.number("per_minute", 0, COUNT_MAX, least=1),
+            per_minute=inner.number("per_minute", 0, PER_MINUTE_MAX, least=1),
             per_day=inner.number("per_day", 0, COUNT_MAX, least=1),
             per_run=inner.number("per_run", 0, COUNT_MAX, least=1),
             by=_path_of_argument(inner, "by"),

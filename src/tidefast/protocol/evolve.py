@@ -6,7 +6,7 @@ steps on the head is kept here and nowhere else, which is why the rules about a 
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tidefast.protocol.doubt import probe_due_ms
 from tidefast.protocol.events import Event, chain
@@ -39,7 +39,10 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         head = head._replace(version=head.version + 1, seq=event.seq, digest=chain(head.digest, event))
         return view._replace(run=_run_event(head, event, data))
     steps = dict(view.steps)
-    step = steps[step_id] = _step_event(step_id, steps.get(step_id), event, data)
+    before = steps.get(step_id)
+    step = steps[step_id] = _step_event(step_id, before, event, data)
+    if head.parked and before is not None and before.state == "held" != step.state:
+        head = head._replace(parked=False)
     still_open = open_steps(head.open, step, event.at_ms)
     if step.undo_of is not None and event.kind == "step_resolved" and step.state == "rejected":
         target = steps[step.undo_of] = steps[step.undo_of]._replace(closed_by=None)
@@ -48,7 +51,7 @@ def evolve(view: View, event: Event, run_id: RunId | None = None) -> View:
         view.namespace,
         view.incarnation,
         view.instances,
-        _moved(head, event, still_open),
+        _moved(head, event, step, still_open),
         steps,
         view.contracts,
         view.forgotten,
@@ -63,15 +66,20 @@ _PROGRESS = frozenset(("step_committed", "step_rejected", "step_compensated", "s
 _PLACE = {name: place for place, name in enumerate(RunHead._fields)}
 _VERSION, _SEQ, _DIGEST, _OPEN = _PLACE["version"], _PLACE["seq"], _PLACE["digest"], _PLACE["open"]
 _GRANTS, _NOT_BEFORE, _DIVERGED = _PLACE["grants_without_progress"], _PLACE["not_before_ms"], _PLACE["diverged"]
+_LAST_STEP, _TO_UNDO = _PLACE["last_step"], _PLACE["to_undo"]
 
 
-def _moved(head: RunHead, event: Event, still_open: tuple[OpenStep, ...]) -> RunHead:
+def _moved(head: RunHead, event: Event, step: Step, still_open: tuple[OpenStep, ...]) -> RunHead:
     """The head after a step's event. `_replace` in half its time: this is run for each of them."""
     fields: list[Any] = list(head)
     fields[_VERSION] += 1
     fields[_SEQ] = event.seq
     fields[_DIGEST] = chain(head.digest, event)
     fields[_OPEN] = still_open
+    fields[_LAST_STEP] = step.step_id
+    if head.to_undo and step.state in ("rejected", "compensated"):
+        # A step that had no effect, or none any more, and one whose undo a person has called off.
+        fields[_TO_UNDO] = tuple([left for left in head.to_undo if left not in (step.step_id, step.undo_of)])
     if event.kind in _PROGRESS:
         fields[_GRANTS] = fields[_NOT_BEFORE] = 0
         fields[_DIVERGED] = _still_diverged(head.diverged, event)
@@ -101,8 +109,8 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
         case "lease_preempted":
             return _lease_ended(head, event, "preempted")
         case "lease_released":
-            released = _lease_ended(head, event, "released")
-            return released._replace(not_before_ms=max(head.not_before_ms, data["not_before_ms"]))
+            parked = data["reason"] == "held" and bool(head.held_steps)
+            return _lease_ended(head, event, "released")._replace(parked=parked)
         case "checkpoint_saved":
             return head._replace(
                 checkpoint=data["number"],
@@ -117,14 +125,22 @@ def _run_event(head: RunHead, event: Event, data: Data) -> RunHead:
             return head._replace(frozen=data["reason"], diverged=(*head.diverged, *step))
         case "run_thawed":
             return head._replace(frozen="", grants_without_progress=0, not_before_ms=0)
-        case "run_failing":
-            return head._replace(failing_seq=event.seq, end_digest=data["error_digest"])
+        case "run_paused" | "run_resumed":
+            return head._replace(paused=event.kind == "run_paused")
+        case "run_failing" | "run_cancelling":
+            return head._replace(
+                ending="failing" if event.kind == "run_failing" else "cancelling",
+                ending_seq=event.seq,
+                end_digest=data.get("error_digest", ""),
+                to_undo=tuple(map(StepId, data["undo"])),
+            )
         case "run_completed":
             ended = _lease_ended(head, event, "completed")
             return ended._replace(end="completed", end_seq=event.seq, end_digest=data["result_digest"])
-        case "run_failed":
-            ended = _lease_ended(head, event, "failed")
-            return ended._replace(end="failed", end_seq=event.seq, end_digest=data["error_digest"])
+        case "run_failed" | "run_cancelled":
+            how: Literal["failed", "cancelled"] = "failed" if event.kind == "run_failed" else "cancelled"
+            ended = _lease_ended(head, event, how)
+            return ended._replace(end=how, end_seq=event.seq, end_digest=data.get("error_digest", ""))
         case _:
             raise ValueError(f"the event {event.kind} belongs to a step, but names none")
 
@@ -141,6 +157,7 @@ def _granted(head: RunHead, event: Event, data: Data) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         grants_without_progress=grants,
         not_before_ms=event.at_ms + pause_ms(grants),
         recovery=_recovery(data),
@@ -164,7 +181,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
             return _fenced_again(step, event, data)
         case "step_presumed":
             state: StepState = "held" if step.state == "held" else "in_doubt"
-            return step._replace(state=state, attempts=(*step.attempts, _presumed(data)))
+            return _with_call(step._replace(state=state, attempts=(*step.attempts, _presumed(data))), event, data)
         case "step_committed":
             has_receipt = "attempt" in data
             return step._replace(
@@ -190,7 +207,7 @@ def _step_event(step_id: StepId, step: Step | None, event: Event, data: Data) ->
                 state="rejected",
                 attempts=attempts,
                 receipt_seq=event.seq,
-                reason="refused",
+                reason="precondition" if data["reason"] == "precondition" else "refused",
                 settled_seq=event.seq,
             )
         case "step_doubted":
@@ -230,6 +247,8 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
 def _new_step(step_id: StepId, event: Event, data: Data) -> Step:
     if event.kind == "step_result":
         return _local_step(step_id, event)
+    if event.kind == "step_held" and "undo_of" in data:
+        return _unwritten_undo(step_id, event, data)
     if event.kind not in ("step_fenced", "step_presumed"):
         raise ValueError(f"the event {event.kind} names a step that no intent made")
     is_sent = event.kind == "step_fenced"
@@ -289,9 +308,43 @@ def _local_step(step_id: StepId, event: Event) -> Step:
     )
 
 
+def _unwritten_undo(step_id: StepId, event: Event, data: Data) -> Step:
+    """An undo that can't be written as a call: held before its first attempt."""
+    return Step(
+        step_id=step_id,
+        kind="undo",
+        state="held",
+        tool=data["tool"],
+        effect="external",
+        call_digest="",
+        key=data["key"],
+        contract="",
+        scope="",
+        dedups=False,
+        attempts=(),
+        intent_seq=0,
+        receipt_seq=0,
+        epoch=event.epoch,
+        undo_of=StepId(data["undo_of"]),
+        closed_by=None,
+        reason=data["reason"],
+        settled_seq=0,
+        lag_ms=-1,
+        window_ms=0,
+        is_independent=False,
+        probes=0,
+        probed_ms=0,
+    )
+
+
 def _fenced_again(step: Step, event: Event, data: Data) -> Step:
     attempts = (*step.attempts, _attempt(event, data))
     step = step._replace(state="fenced", attempts=attempts, epoch=event.epoch, reason="", probes=0, probed_ms=0)
+    return _with_call(step, event, data)
+
+
+def _with_call(step: Step, event: Event, data: Data) -> Step:
+    """The step with the call that an intent holds; as it was, if the intent only points at the stored one."""
     if "tool" not in data:
         return step
     return step._replace(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tidefast.protocol.events import CHAIN_START, chain
 from tidefast.protocol.ids import step_key
+from tidefast.protocol.laws_of_runs import orphan, stuck, superseded_as_failed, unfenced_verb
 from tidefast.protocol.trace import (
     ACKNOWLEDGED,
     CHANGES_THE_WORLD,
@@ -44,20 +45,6 @@ from tidefast.protocol.trace import (
 )
 
 __all__ = ["ACKNOWLEDGED", "LAWS", "Ack", "History", "Law", "Violation", "fold", "judge"]
-
-GRANTS_MAX = 10  # grants without progress before a run must be frozen
-LOST_LEASE = frozenset(("stale_epoch", "lease_lapsed", "lease_ended", "superseded", "preempted"))
-ENDED_BY_OTHERS = ("lease_lapsed", "lease_preempted")
-BY_WORKERS = (
-    "step_result",
-    "undo_begun",
-    "step_withdrawn",
-    "lease_released",
-    "run_failing",
-    "run_completed",
-    "run_failed",
-)
-BY_OPERATORS = ("lease_preempted", "step_resolved", "run_thawed")
 
 
 Law = Callable[[Trace], Iterator[Violation]]
@@ -218,7 +205,7 @@ def _restated(moment: Moment, step: Facts) -> str:
 
 
 def unlogged_effect(trace: Trace) -> Iterator[Violation]:
-    """Law 6: no effect is sent before its intent is durable, and none is admitted under a dead epoch or a frozen run.
+    """Law 6: no effect is sent before its intent is durable, none is admitted under a dead epoch or in a stopped run.
 
     Judged from each intent, from outcomes that name no intent, and from effects that the provider counts and the log
     doesn't know. Whether the gateway sent before the commit a log can't show; a crash between the two would.
@@ -230,6 +217,8 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
         if moment.run.frozen:
             why = f"it was admitted while the run was frozen ({moment.run.frozen})"
             yield at(trace, "unlogged_effect", moment, why)
+        if moment.run.paused:
+            yield at(trace, "unlogged_effect", moment, "it was admitted while the run was paused")
         if moment.step is None and "tool" not in moment.data:
             yield at(trace, "unlogged_effect", moment, "its first intent holds no call that could be sent again")
         due = 1 if moment.step is None else len(moment.step.attempts) + 1
@@ -239,7 +228,10 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
     for moment in trace.of(*sorted(OUTCOMES | {"late_receipt", "step_held"})):
         place = number(moment.data, "attempt")
         named = "attempt" in moment.data
-        if moment.step is None or (named and moment.step.attempt(place) is None):
+        is_unwritten = moment.event.kind == "step_held" and text(moment.data, "undo_of") in trace.steps
+        if (moment.step is None and not is_unwritten) or (
+            named and moment.step is not None and moment.step.attempt(place) is None
+        ):
             why = f"{moment.event.kind} names attempt {place}, which no intent admitted"
             yield at(trace, "unlogged_effect", moment, why)
     known = {name for step in trace.steps.values() for name in (step.key, step.step_id)}
@@ -349,98 +341,6 @@ def _settles(trace: Trace, moment: Moment, step: Facts, sent: Sending | None, do
     return doubt.number < sent.number and doubt.deadline_ms <= sent.at_ms
 
 
-def orphan(trace: Trace) -> Iterator[Violation]:
-    """Law 10: no run ends over an unsettled effect, no new effect begins while one ends, a refused undo is held.
-
-    Judged from the events that end a run and from intents after `run_failing`. Which steps the last pass asked for is
-    not in a log, so a step that a run completed without asking for shows here only through what it left open.
-    """
-    for moment in trace.of("run_completed", "run_failed"):
-        for step in unsettled(moment):
-            why = f"the run ended while it was {step.state}" + (" and its undo open" if step.closed_by else "")
-            yield at(trace, "orphan", moment, why, step.step_id)
-    for moment in trace.of("step_fenced"):
-        is_new = moment.step is None or moment.step.state == "pending"
-        is_undo = text(moment.data, "undo_of") or (moment.step is not None and moment.step.undo_of is not None)
-        if moment.run.is_failing and is_new and not is_undo:
-            yield at(trace, "orphan", moment, "it was admitted anew though the run was failing")
-    for moment in trace.of("step_rejected", "step_withdrawn"):
-        if moment.step is not None and moment.step.undo_of is not None:
-            yield at(trace, "orphan", moment, f"the undo of {moment.step.undo_of} was given up without asking a person")
-
-
-def unfenced_verb(trace: Trace) -> Iterator[Violation]:
-    """Law 11: each worker's verb acts under the live epoch that it names; an operator's verb says who.
-
-    Judged from every event that a worker's, the sweep's or an operator's verb writes, save commits of mutating steps,
-    checkpoints and intents under a dead epoch, which have laws of their own (2, 3, 6). Verbs that write nothing (renew,
-    read for resume) leave no trace.
-    """
-    for moment in trace.of(*BY_WORKERS, *ENDED_BY_OTHERS, "step_committed", "checkpoint_saved", "step_fenced"):
-        standing, kind = trace.standing(moment), moment.event.kind
-        has_own_law = kind in ("checkpoint_saved", "step_fenced") or (
-            kind == "step_committed" and moment.step is not None and moment.step.is_mutating
-        )
-        if standing == "missing":
-            yield at(trace, "unfenced_verb", moment, f"{kind} names no epoch")
-        elif standing == "dead" and not has_own_law:
-            yield at(
-                trace,
-                "unfenced_verb",
-                moment,
-                f"{kind} was taken from epoch {moment.event.epoch}, {who_was_live(moment)}",
-            )
-    for moment in trace.of(*sorted((OUTCOMES | {"late_receipt"}) - {"step_committed"})):
-        sent = None if moment.step is None else moment.step.attempt(number(moment.data, "attempt"))
-        if sent is not None and moment.event.epoch != sent.epoch and trace.standing(moment) != "forged":
-            why = f"attempt {sent.number} of epoch {sent.epoch} was settled in the name of epoch {moment.event.epoch}"
-            yield at(trace, "unfenced_verb", moment, why)
-    for moment in trace.of(*BY_OPERATORS):
-        if not text(moment.data, "by"):
-            yield at(trace, "unfenced_verb", moment, f"{moment.event.kind} does not say who did it")
-
-
-def superseded_as_failed(trace: Trace) -> Iterator[Violation]:
-    """Law 12: losing a lease is not a failure; nothing is booked against a step or a run because of it.
-
-    Judged from the reasons that attempts and runs were failed with. What a stale caller was told is not in a log.
-    """
-    for moment in trace.of(
-        "step_refused", "step_rejected", "step_unsent", "step_withdrawn", "run_failing", "run_failed"
-    ):
-        said = text(moment.data, "error" if moment.event.kind.startswith("run_") else "reason")
-        if said in LOST_LEASE:
-            why = f"{moment.event.kind} was booked because a lease was lost ({said})"
-            yield at(trace, "superseded_as_failed", moment, why)
-
-
-def stuck(trace: Trace) -> Iterator[Violation]:
-    """Law 13: there is always a way forward, and ten grants without progress freeze the run.
-
-    Judged from the grants since the last progress, from holds and freezes that name no reason, and from steps closed by
-    an undo that can't end any more. That somebody really goes the way forward is for the simulator to show.
-    """
-    for moment in trace.of("lease_granted"):
-        if moment.run.grants >= GRANTS_MAX:
-            why = f"the run was granted again after {moment.run.grants} grants without progress"
-            yield at(trace, "stuck", moment, why)
-    for moment in trace.of("run_frozen"):
-        if text(moment.data, "reason") == "no_progress" and moment.run.grants < GRANTS_MAX:
-            why = f"the run was frozen for no progress after {moment.run.grants} grants"
-            yield at(trace, "stuck", moment, why)
-    for moment in trace.of("run_frozen", "step_held"):
-        if not text(moment.data, "reason"):
-            yield at(trace, "stuck", moment, f"{moment.event.kind} names no reason, so nobody can know what to do")
-    for step in trace.steps.values():
-        undo = None if step.closed_by is None else trace.steps.get(step.closed_by)
-        if step.closed_by is None or step.state == "compensated" or (undo is not None and undo.state not in SETTLED):
-            continue
-        state = "does not exist" if undo is None else f"is {undo.state}"
-        seq = step.since_seq if undo is None else undo.since_seq
-        why = f"it is closed by its undo {step.closed_by}, which {state}: nothing can open it again"
-        yield Violation("stuck", trace.history.run_id, step.step_id, seq, why)
-
-
 def time_allowed(trace: Trace) -> Iterator[Violation]:
     """Law 14: the clock only ever refuses, save in the places that the contracts' word covers.
 
@@ -476,13 +376,13 @@ def _allowed_by_time(moment: Moment) -> str:
 
 
 def forged_right(trace: Trace) -> Iterator[Violation]:
-    """Law 15: only a granted epoch is a right, and a run that is frozen or has ended grants none.
+    """Law 15: only a granted epoch is a right, and a run that is frozen, paused or at its end grants none.
 
     Judged from the epochs that events name. Whether a token was genuine shows before the log is reached.
     """
     for moment in trace.moments:
         if moment.event.kind == "lease_granted":
-            state = moment.run.end or ("frozen" if moment.run.frozen else "")
+            state = moment.run.end or ("frozen" if moment.run.frozen else "paused" if moment.run.paused else "")
             if state:
                 yield at(
                     trace, "forged_right", moment, f"epoch {moment.event.epoch} was granted though the run was {state}"

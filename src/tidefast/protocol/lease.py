@@ -1,4 +1,4 @@
-"""Who may drive a run: grant, renew, release, lapse, preempt, and the fence itself.
+"""Who may drive a run: grant, renew, release, lapse, and the fence itself.
 
 Laws. Each grant raises the epoch, and nothing lowers it. An epoch is live while it is the newest and no event has ended
 it; the clock alone ends nothing, but past its expiry a holder may not admit, renew, checkpoint or end the run. A
@@ -10,7 +10,7 @@ and Gray and Cheriton, "Leases" (SOSP 1989).
 from collections.abc import Mapping
 
 from tidefast.protocol.canonical import JSON, text_json
-from tidefast.protocol.commands import Grant, Lapse, Preempt, Release, Renew, Thaw
+from tidefast.protocol.commands import Grant, Lapse, Release, Renew
 from tidefast.protocol.events import Event, Kind, object_json
 from tidefast.protocol.ids import Epoch, RunId, StepId, next_epoch
 from tidefast.protocol.records import Guard, Now, Right, RunHead, View
@@ -95,6 +95,13 @@ def fence(head: RunHead, right: Right, now: Now) -> Decision | None:
     return refusal
 
 
+def not_running(head: RunHead) -> Decision | None:
+    """The refusal of new work while a run is frozen or paused; None otherwise."""
+    if head.frozen:
+        return refuse(head, "run_frozen", head.frozen)
+    return refuse(head, "run_paused", "operator") if head.paused else None
+
+
 def grant(view: View, command: Grant, now: Now) -> Decision:
     head = view.run
     if head is None:
@@ -106,9 +113,13 @@ def grant(view: View, command: Grant, now: Now) -> Decision:
         return refusal
     lapsed = [record(head, now, "lease_lapsed", _lapsed_data(head), epoch=head.epoch)] if head.is_live else []
     if head.grants_without_progress >= GRANTS_WITHOUT_PROGRESS_MAX:
-        data = object_json(reason='"no_progress"', grants=str(head.grants_without_progress))
+        data = object_json(
+            reason='"no_progress"',
+            grants=str(head.grants_without_progress),
+            last_step="null" if head.last_step is None else text_json(head.last_step),
+        )
         frozen = record(head, now, "run_frozen", data, after=len(lapsed))
-        facts: dict[str, JSON] = {"grants": head.grants_without_progress}
+        facts: dict[str, JSON] = {"grants": head.grants_without_progress, "last_step": head.last_step}
         return accept(head, Refused("run_frozen", "no_progress", facts), *lapsed, frozen)
     epoch = next_epoch(head.epoch, view.incarnation)
     expires = now.ms + command.lease_ms
@@ -127,7 +138,7 @@ def grant(view: View, command: Grant, now: Now) -> Decision:
         expires,
         head.checkpoint,
         head.checkpoint_seq,
-        head.is_failing,
+        bool(head.ending),
     )
     return accept(head, verdict, *lapsed, event)
 
@@ -141,7 +152,7 @@ def granted(head: RunHead) -> Granted:
         head.expires_at_ms,
         head.checkpoint,
         head.checkpoint_seq,
-        head.is_failing,
+        bool(head.ending),
     )
 
 
@@ -149,8 +160,9 @@ def not_claimable(head: RunHead, now: Now) -> Decision | None:
     """Why no one can be granted this run now; None if someone can."""
     if head.end:
         return refuse(head, "run_ended", head.end, state=head.end)
-    if head.frozen:
-        return refuse(head, "run_frozen", head.frozen)
+    stopped = not_running(head)
+    if stopped is not None:
+        return stopped
     if head.is_live and not is_lapsed(head, now):
         return refuse(
             head,
@@ -196,10 +208,7 @@ def release(view: View, command: Release, now: Now) -> Decision:
     refusal = stale(head, command.right)
     if refusal is not None:
         return refusal
-    not_before = now.ms + command.pause_ms if command.pause_ms else 0
-    data = object_json(
-        reason=text_json(command.reason), detail=text_json(command.detail), not_before_ms=str(not_before)
-    )
+    data = object_json(reason=text_json(command.reason), detail=text_json(command.detail))
     released = record(head, now, "lease_released", data, epoch=command.right.epoch)
     if command.reason != "drift":
         return accept(head, Done("released", released.seq), released)
@@ -216,36 +225,6 @@ def lapse(view: View, command: Lapse, now: Now) -> Decision:
         return refuse(head, "already_decided", "not_lapsed")
     event = record(head, now, "lease_lapsed", _lapsed_data(head), epoch=head.epoch)
     return accept(head, Done("lapsed", event.seq), event)
-
-
-def preempt(view: View, command: Preempt, now: Now) -> Decision:
-    head = view.run
-    if head is None:
-        return unknown_run(command.run_id)
-    if command.expect_epoch is not None and command.expect_epoch != head.epoch:
-        return refuse(head, "moved", "epoch", expected_epoch=command.expect_epoch, live_epoch=head.epoch)
-    if head.end:
-        return refuse(head, "run_ended", head.end, state=head.end)
-    if not head.is_live:
-        return accept(head, Done(head.state, head.seq, was_new=False))
-    data = object_json(by=text_json(command.by), note=text_json(command.note))
-    event = record(head, now, "lease_preempted", data, epoch=head.epoch)
-    return accept(head, Done("preempted", event.seq), event)
-
-
-def thaw(view: View, command: Thaw, now: Now) -> Decision:
-    head = view.run
-    if head is None:
-        return unknown_run(command.run_id)
-    if head.end:
-        return refuse(head, "run_ended", head.end, state=head.end)
-    if not head.frozen:
-        return accept(head, Done(head.state, head.seq, was_new=False))
-    if head.diverged:
-        return refuse(head, "run_frozen", "diverged", steps=list(head.diverged))
-    data = object_json(by=text_json(command.by), note=text_json(command.note))
-    event = record(head, now, "run_thawed", data)
-    return accept(head, Done("thawed", event.seq), event)
 
 
 def _lapsed_data(head: RunHead) -> str:

@@ -16,27 +16,44 @@ same everywhere.
 
 from typing import NamedTuple, assert_never
 
-from tidefast.protocol import checkpoint, compensation, join, lease, probing, replica, resolve, run, step, write
+from tidefast.protocol import (
+    checkpoint,
+    compensation,
+    ending,
+    join,
+    lease,
+    oversight,
+    probing,
+    replica,
+    resolve,
+    run,
+    step,
+    write,
+)
 from tidefast.protocol.commands import (
     Admit,
     AnswerProbe,
+    Cancel,
     Command,
     Compensate,
     Complete,
     CreateRun,
     Fail,
+    Freeze,
     Grant,
     GrantReplica,
     Lapse,
     LapseReplica,
     LoseWrite,
     MarkLost,
+    Pause,
     Preempt,
     Release,
     ReleaseReplica,
     Renew,
     RenewReplica,
     Resolve,
+    Resume,
     SaveCheckpoint,
     SaveResult,
     Settle,
@@ -58,7 +75,7 @@ class Needs(NamedTuple):
 
     run_id: RunId | None
     steps: tuple[StepId, ...] = ()
-    open_steps: bool = False  # every step that the head lists as open
+    effects: bool = False  # every open step of the run, and every mutating one
     forgotten: bool = False  # mutating steps settled since the newest checkpoint that the live epoch didn't ask for
     workspace_id: WorkspaceId | None = None
 
@@ -79,8 +96,10 @@ def needs(command: Command) -> Needs:
         case Complete():
             return Needs(command.right.run_id, forgotten=True)
         case Fail():
-            return Needs(command.right.run_id, open_steps=True)
-        case CreateRun() | Grant() | Lapse() | Preempt() | Thaw():
+            return Needs(command.right.run_id, effects=True)
+        case Cancel():
+            return Needs(command.run_id, effects=True)
+        case CreateRun() | Grant() | Lapse() | Preempt() | Pause() | Resume() | Freeze() | Thaw():
             return Needs(command.run_id)
         case GrantReplica() | LapseReplica():
             return Needs(None, workspace_id=command.workspace_id)
@@ -135,19 +154,29 @@ def _decide(view: View, command: Command, now: Now) -> Decision:
 
 
 def _decide_rare(
-    view: View, command: Fail | Lapse | MarkLost | Preempt | Thaw | Resolve | OfWorkspace, now: Now
+    view: View,
+    command: Fail | Cancel | Lapse | MarkLost | Preempt | Pause | Resume | Freeze | Thaw | Resolve | OfWorkspace,
+    now: Now,
 ) -> Decision:
     match command:
         case Fail():
-            return run.fail(view, command, now)
+            return ending.fail(view, command, now)
+        case Cancel():
+            return ending.cancel(view, command, now)
         case Lapse():
             return lease.lapse(view, command, now)
         case MarkLost():
             return step.mark_lost(view, command, now)
         case Preempt():
-            return lease.preempt(view, command, now)
+            return oversight.preempt(view, command, now)
+        case Pause():
+            return oversight.pause(view, command, now)
+        case Resume():
+            return oversight.resume(view, command, now)
+        case Freeze():
+            return oversight.freeze(view, command, now)
         case Thaw():
-            return lease.thaw(view, command, now)
+            return oversight.thaw(view, command, now)
         case Resolve():
             return resolve.resolve(view, command, now)
         case LoseWrite():

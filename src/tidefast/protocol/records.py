@@ -16,9 +16,12 @@ from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId
 StepState = Literal["pending", "fenced", "in_doubt", "held", "applied", "committed", "rejected", "compensated"]
 StepKind = Literal["tool", "undo", "local"]
 AttemptState = Literal["out", "doubted", "lost", "applied", "unsent", "refused", "absent", "not_applied"]
-RunState = Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"]
-RunEnd = Literal["", "completed", "failed"]
-LeaseEnd = Literal["", "released", "lapsed", "preempted", "completed", "failed"]
+RunState = Literal[
+    "claimable", "leased", "held", "paused", "frozen", "failing", "cancelling", "completed", "failed", "cancelled"
+]
+RunEnding = Literal["", "failing", "cancelling"]
+RunEnd = Literal["", "completed", "failed", "cancelled"]
+LeaseEnd = Literal["", "released", "lapsed", "preempted", "completed", "failed", "cancelled"]
 ReplicaEnd = Literal["", "released", "lapsed", "replaced"]
 
 MUTATING = frozenset(("external", "workspace"))
@@ -105,11 +108,11 @@ class Step(NamedTuple):
 
     @property
     def is_unsettled(self) -> bool:
-        """Pending after an attempt, fenced, in doubt, applied, held, or closed by an uncommitted undo (law 10)."""
+        """Pending after an attempt or as an undo, fenced, in doubt, applied, held, or closed by an uncommitted undo."""
         if self.state in ("fenced", "in_doubt", "applied", "held"):
             return True
         if self.state == "pending":
-            return bool(self.attempts)
+            return bool(self.attempts) or self.undo_of is not None
         return self.closed_by is not None and self.state != "compensated"
 
     @property
@@ -157,15 +160,20 @@ class RunHead(NamedTuple):
     lease_end: LeaseEnd  # what ended the newest epoch, empty while live
     lease_end_seq: int
     lease_ended_ms: int
+    parked: bool  # the newest holder gave the lease back because of a held step
     checkpoint: int  # number of the newest checkpoint, 0 for none
     checkpoint_seq: int
     checkpoint_epoch: Epoch
     checkpoint_digest: str
     grants_without_progress: int
     not_before_ms: int
+    last_step: StepId | None  # the step of the newest event that names one: where the run was last seen
+    paused: bool  # by an operator
     frozen: str  # reason, empty when not frozen
     diverged: tuple[StepId, ...]  # steps whose receipts contradict the books, until a person resolves each
-    failing_seq: int  # the event that set the run failing and holds its error; 0 if none did
+    ending: RunEnding  # what the run is on its way to; empty while it isn't
+    ending_seq: int  # the event that began the ending and says why; 0 if none did
+    to_undo: tuple[StepId, ...]  # steps that an ending run still has to undo, in that order
     end: RunEnd
     end_seq: int
     end_digest: str  # of the result or the error, so that the verb that ended the run can be answered again
@@ -173,17 +181,15 @@ class RunHead(NamedTuple):
     recovery: Recovery | None = None  # the window that its newest epoch was granted in
 
     @property
-    def is_failing(self) -> bool:
-        return self.failing_seq > 0
-
-    @property
     def held_steps(self) -> tuple[StepId, ...]:
         return tuple(step.step_id for step in self.open if step.state == "held")
 
     @property
     def holding(self) -> tuple[StepId, ...]:
-        """The held steps that hold the whole run."""
-        return tuple(step.step_id for step in self.open if step.state == "held" and not step.is_independent)
+        """The held steps that hold the whole run: an independent one does once nothing else is left to do."""
+        is_held = (step for step in self.open if step.state == "held")
+        holds_all = self.parked or bool(self.ending)
+        return tuple(step.step_id for step in is_held if holds_all or not step.is_independent)
 
     @property
     def probe_ms(self) -> int:
@@ -201,11 +207,13 @@ class RunHead(NamedTuple):
             return self.end
         if self.frozen:
             return "frozen"
+        if self.paused:
+            return "paused"
         if self.is_live:
             return "leased"
         if self.holding:
             return "held"
-        return "failing" if self.is_failing else "claimable"
+        return self.ending or "claimable"
 
 
 class ReplicaRight(NamedTuple):

@@ -11,6 +11,7 @@ from tidefast.protocol.commands import Resolve
 from tidefast.protocol.doubt import clear_ms
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
+from tidefast.protocol.oversight import moved
 from tidefast.protocol.probing import is_owner_silent
 from tidefast.protocol.records import Now, RunHead, Step, StepState, View
 from tidefast.protocol.recovery import may_be_lost
@@ -37,6 +38,9 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
         "committed",
     ):
         return accept(head, Settled(step.state, joined=False))
+    looked_before = moved(head, command.expect_epoch)
+    if looked_before is not None:
+        return looked_before
     if command.expect_attempts is not None and command.expect_attempts != len(step.attempts):
         return refuse(
             head,

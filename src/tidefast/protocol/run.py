@@ -1,20 +1,20 @@
-"""How a run begins and ends.
+"""How a run begins and completes. (`ending` has how it fails or is cancelled.)
 
 Laws. Creating a run twice is one run; the same id with another agent or input is a conflict. No run ends over an
 unsettled effect (10), and none completes while a mutating step that was settled since the newest checkpoint was not
-asked for in this pass: a deploy that renamed a step must not lose it. Failing is a state: nothing new is admitted, what
-is open is settled by a holder, then the run ends.
+asked for in this pass: a deploy that renamed a step must not lose it.
 """
+
+from collections.abc import Collection
 
 from tidefast.protocol.canonical import digest, text_json
 from tidefast.protocol.checkpoint import unsettled_effects
-from tidefast.protocol.commands import Complete, CreateRun, Fail
+from tidefast.protocol.commands import Complete, CreateRun
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import Epoch, RunId, StepId, derived_id, incarnation_of
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.ids import Epoch, RunId, derived_id
+from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import Now, Right, RunHead, View
-from tidefast.protocol.recovery import may_be_lost, recovery_member
-from tidefast.protocol.step import not_running
+from tidefast.protocol.recovery import recovery_member
 from tidefast.protocol.verdicts import Decision, Done
 
 
@@ -38,15 +38,20 @@ def blank(run_id: RunId) -> RunHead:
         lease_end="",
         lease_end_seq=0,
         lease_ended_ms=0,
+        parked=False,
         checkpoint=0,
         checkpoint_seq=0,
         checkpoint_epoch=Epoch(0),
         checkpoint_digest="",
         grants_without_progress=0,
         not_before_ms=0,
+        last_step=None,
+        paused=False,
         frozen="",
         diverged=(),
-        failing_seq=0,
+        ending="",
+        ending_seq=0,
+        to_undo=(),
         end="",
         end_seq=0,
         end_digest="",
@@ -80,13 +85,13 @@ def complete(view: View, command: Complete, now: Now) -> Decision:
     if head is None:
         return unknown_run(command.right.run_id)
     result_digest = digest(command.result_json)
-    if _same_end(head, command.right, "completed", result_digest):
+    if same_end(head, command.right, ("completed",), result_digest):
         return accept(head, Done("completed", head.end_seq, was_new=False))
     refusal = fence(head, command.right, now) or not_running(head)
     if refusal is not None:
         return refusal
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     unsettled = unsettled_effects(head)
     if unsettled:
         return refuse(head, "unsettled_effects", "unsettled", steps=unsettled)
@@ -106,44 +111,6 @@ def complete(view: View, command: Complete, now: Now) -> Decision:
     return accept(head, Done("completed", event.seq), event)
 
 
-def fail(view: View, command: Fail, now: Now) -> Decision:
-    head = view.run
-    if head is None:
-        return unknown_run(command.right.run_id)
-    error_json = text_json(command.error)
-    error_digest = digest(error_json)
-    if _same_end(head, command.right, "failed", error_digest):
-        return accept(head, Done("failed", head.end_seq, was_new=False))
-    refusal = fence(head, command.right, now) or not_running(head)
-    if refusal is not None:
-        return refusal
-    data = object_json(error=error_json, error_digest=f'"{error_digest}"')
-    withdrawn = [
-        step.step_id
-        for step in head.open
-        if step.state == "pending" and step.undo_of is None and not _may_be_lost(view, head, step.step_id)
-    ]
-    waiting = [step.step_id for step in head.open if step.is_unsettled and step.step_id not in withdrawn]
-    if waiting:
-        if head.is_failing and head.end_digest == error_digest:
-            return accept(head, Done("failing", head.failing_seq, was_new=False))
-        if head.is_failing:
-            return refuse(head, "unsettled_effects", "unsettled", steps=list(waiting))
-        failing = record(head, now, "run_failing", data, epoch=command.right.epoch)
-        return accept(head, Done("failing", failing.seq), failing)
-    events = [
-        record(head, now, "step_withdrawn", "{}", step=step, epoch=command.right.epoch, after=place)
-        for place, step in enumerate(withdrawn)
-    ]
-    failed = record(head, now, "run_failed", data, epoch=command.right.epoch, after=len(events))
-    return accept(head, Done("failed", failed.seq), *events, failed)
-
-
-def _may_be_lost(view: View, head: RunHead, step_id: StepId) -> bool:
-    """Whether a pending step may have been sent after all, in commits that a restore has lost."""
-    return head.recovery is not None and may_be_lost(view.steps[step_id], incarnation_of(head.epoch))
-
-
-def _same_end(head: RunHead, right: Right, end: str, end_digest: str) -> bool:
+def same_end(head: RunHead, right: Right, ends: Collection[str], end_digest: str) -> bool:
     """Whether this very verb, with this body, is what ended the run (law 17)."""
-    return (head.end, head.epoch, head.holder, head.end_digest) == (end, right.epoch, right.holder, end_digest)
+    return head.end in ends and (head.epoch, head.holder, head.end_digest) == (right.epoch, right.holder, end_digest)

@@ -18,7 +18,7 @@ from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.doubt import clear_ms, judge, other_doubt, probe_due_ms, refusal_settles_older, scope_change
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import Epoch, StepId, asked_by, epochs_from, incarnation_of, is_id, step_key
-from tidefast.protocol.lease import accept, fence, record, refuse, unknown_run
+from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.records import (
     HAD_NO_EFFECT,
     MUTATING,
@@ -64,11 +64,6 @@ def admit(view: View, command: Admit, now: Now) -> Decision:
     return answer_known(view, head, step, command, now)
 
 
-def not_running(head: RunHead) -> Decision | None:
-    """The refusal of new work while a run is frozen; None otherwise."""
-    return refuse(head, "run_frozen", head.frozen) if head.frozen else None
-
-
 def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
     """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
     return (
@@ -81,8 +76,8 @@ def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
 
 def _first(view: View, head: RunHead, command: Admit, now: Now) -> Decision:
     """A step that the books don't know: make its intent durable."""
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed
@@ -180,11 +175,12 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
     """A step that the books know: what its state allows."""
     if step.closed_by is not None:
         return accept(head, answer(step))
+    stopped = not_running(head)
     match step.state:
         case "committed" | "compensated":
             return accept(head, answer(step))
-        case _ if head.frozen:
-            return refuse(head, "run_frozen", head.frozen)
+        case _ if stopped is not None:
+            return stopped
         case "applied" | "fenced" | "in_doubt" if step.effect == "workspace" and (told := ask(view, head, step, now)):
             return told
         case "applied":
@@ -192,7 +188,7 @@ def answer_known(view: View, head: RunHead, step: Step, command: Admit | Compens
         case "rejected":
             return refuse(head, "step_rejected", step.reason, step=step.step_id, receipt_seq=step.receipt_seq)
         case "held":
-            return refuse(head, "step_held", step.reason, steps=[step.step_id])
+            return refuse(head, "step_held", step.reason, **held_facts(step))
         case "fenced":
             return _ask_fenced(view, head, step, command, now)
         case "in_doubt":
@@ -261,10 +257,12 @@ def _ask_in_doubt(
 
 def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
     """A step that is proved to have had no effect so far: sent again as stored, or restated."""
+    if not step.contract:  # an undo that no call was written for; `compensate` writes it
+        return refuse(head, "not_found", "tool_unknown", tool=step.tool)
     if _is_in_the_gap(head, step):
         return _ask_in_doubt(view, head, step, command, now)
-    if head.is_failing and step.undo_of is None:
-        return refuse(head, "run_ending", "failing")
+    if head.ending and step.undo_of is None:
+        return refuse(head, "run_ending", head.ending)
     is_mutating = step.is_mutating or (command.contract is not None and command.contract.effect in MUTATING)
     blocked = blocked_by(head, step.step_id, step.undo_of, now) if is_mutating else None
     if blocked is not None:
@@ -283,8 +281,12 @@ def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *befor
     """Nothing may be done automatically: a person is asked."""
     data = object_json(attempts=str(len(step.attempts)), reason=text_json(reason))
     held = record(head, now, "step_held", data, step=step.step_id, epoch=epoch, after=len(before))
-    facts: dict[str, JSON] = {"steps": [step.step_id]}
-    return accept(head, Refused("step_held", reason, facts), *before, held)
+    return accept(head, Refused("step_held", reason, held_facts(step)), *before, held)
+
+
+def held_facts(step: Step) -> dict[str, JSON]:
+    """What a holder hears of a held step: which one, and whether the run may go on without it."""
+    return {"steps": [step.step_id], **({"independent": True} if step.is_independent else {})}
 
 
 def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
@@ -321,7 +323,8 @@ def _send_again(
         wall_ms=str(now.wall_ms),
     )
     event = record(head, now, "step_fenced", data, step=step.step_id, epoch=command.right.epoch, after=len(before))
-    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True)
+    is_first = step.first_sent is None
+    verdict = Send(number, step.key, stored, step.intent_seq, deadline_ms, is_replay=True, is_first=is_first)
     return accept(head, verdict, *before, event)
 
 
@@ -380,7 +383,7 @@ def new_intent(
         f'"undo_of":{"null" if undo_of is None else text_json(undo_of)},"wall_ms":{now.wall_ms}{window}}}'
     )
     event = record(head, now, "step_fenced", data, step=step_id, epoch=command.right.epoch, after=after, known=known)
-    return Send(number, key, contract, event.seq, command.deadline_ms, False, name), event
+    return Send(number, key, contract, event.seq, command.deadline_ms, False, name, is_first=True), event
 
 
 def lost_event(head: RunHead, step: Step, now: Now) -> Event:
@@ -417,7 +420,7 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
     if attempt.state not in ("out", "lost") or step.state not in ("fenced", "in_doubt", "held"):
         return accept(head, _standing(step))
     match command.outcome:
-        case "refused":
+        case "refused" | "unmet":
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
@@ -469,7 +472,7 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
     if others and not settles_older:
         return _settled(head, step, attempt, "step_refused", command, now, _doubtful(step, attempt))
     tries = sum(1 for other in step.attempts if other.state == "refused")
-    if tries < contract.retries and not contract.stored_failures:
+    if command.outcome == "refused" and tries < contract.retries and not contract.stored_failures:
         return _settled(head, step, attempt, "step_refused", command, now, "pending")
     if step.undo_of is not None:
         data = object_json(
@@ -534,10 +537,11 @@ def save_result(view: View, command: SaveResult, now: Now) -> Decision:
         if step.kind != "local":
             return refuse(head, "step_conflict", "other_kind", step=step.step_id, stored_tool=step.tool)
         return accept(head, answer(step))
-    if head.frozen:
-        return refuse(head, "run_frozen", head.frozen)
-    if head.is_failing:
-        return refuse(head, "run_ending", "failing")
+    stopped = not_running(head)
+    if stopped is not None:
+        return stopped
+    if head.ending:
+        return refuse(head, "run_ending", head.ending)
     misnamed = _misnamed(view, head, command.step_id)
     if misnamed is not None:
         return misnamed

@@ -37,10 +37,14 @@ ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
     "checkpoint": frozenset(("checkpoint_saved",)),
     "release": frozenset(("lease_released",)),
     "complete": frozenset(("run_completed",)),
-    "fail": frozenset(("run_failing", "run_failed")),
+    "fail": frozenset(("run_failing", "run_failed", "run_cancelled")),
     "resolve": frozenset(("step_resolved",)),
     "preempt": frozenset(("lease_preempted",)),
+    "pause": frozenset(("run_paused",)),
+    "resume": frozenset(("run_resumed",)),
+    "freeze": frozenset(("run_frozen",)),
     "thaw": frozenset(("run_thawed",)),
+    "cancel": frozenset(("run_cancelling", "run_cancelled")),
 }
 TOLD_ITS_EPOCH = frozenset(("grant", "result", "checkpoint", "release", "complete", "fail"))
 
@@ -121,7 +125,9 @@ class Facts(NamedTuple):
 
     @property
     def is_unsettled(self) -> bool:
-        if self.state in ("fenced", "in_doubt", "held", "applied") or (self.state == "pending" and self.attempts):
+        if self.state in ("fenced", "in_doubt", "held", "applied"):
+            return True
+        if self.state == "pending" and (self.attempts or self.undo_of is not None):
             return True
         return self.closed_by is not None and self.state != "compensated"
 
@@ -152,7 +158,9 @@ class RunFacts(NamedTuple):
     expires_at_ms: int = 0
     checkpoint: int = 0
     frozen: str = ""
-    is_failing: bool = False
+    paused: bool = False
+    ending: str = ""
+    to_undo: tuple[str, ...] = ()
     end: str = ""
     grants: int = 0  # since the last progress
     is_recovered: bool = False  # its newest epoch was granted in the window after a restore
@@ -227,6 +235,9 @@ def fold(history: History, start: Start = Start()) -> Trace:  # noqa: B008 - imm
         for changed in _steps_after(steps, step, event, data):
             steps[changed.step_id] = changed
             still_open = _open_after(still_open, changed, event.at_ms)
+            if run.to_undo and changed.state in ("rejected", "compensated"):
+                gone = (changed.step_id, changed.undo_of)
+                run = run._replace(to_undo=tuple(name for name in run.to_undo if name not in gone))
     kinds = {kind: tuple(found) for kind, found in by_kind.items()}
     return Trace(history, tuple(moments), kinds, run, steps, granted)
 
@@ -258,6 +269,12 @@ def text(data: Mapping[str, JSON], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def texts(data: Mapping[str, JSON], name: str) -> tuple[str, ...]:
+    """A list of texts; what else is in it is left out."""
+    value = data.get(name)
+    return tuple(part for part in value if isinstance(part, str)) if isinstance(value, list) else ()
+
+
 def is_gone(moment: Moment) -> bool:
     """Whether an event tells of a disk that is gone, or of what may have escaped from it."""
     kind, data = moment.event.kind, moment.data
@@ -287,12 +304,12 @@ def _run_after(run: RunFacts, event: Event, data: Mapping[str, JSON]) -> RunFact
             return run._replace(frozen=text(data, "reason"))
         case "run_thawed":
             return run._replace(frozen="", grants=0)
-        case "run_failing":
-            return run._replace(is_failing=True)
-        case "run_completed":
-            return run._replace(live=NONE, end="completed")
-        case "run_failed":
-            return run._replace(live=NONE, end="failed")
+        case "run_paused" | "run_resumed":
+            return run._replace(paused=event.kind == "run_paused")
+        case "run_failing" | "run_cancelling":
+            return run._replace(ending=event.kind.removeprefix("run_"), to_undo=texts(data, "undo"))
+        case "run_completed" | "run_failed" | "run_cancelled":
+            return run._replace(live=NONE, end=event.kind.removeprefix("run_"))
         case _:
             return run
 
@@ -305,6 +322,8 @@ def _steps_after(
         return
     if event.kind in INTENTS:
         yield _fenced(step, event.step_id, event, data)
+    elif event.kind == "step_held" and step is None:
+        yield _unwritten(event.step_id, event, data)
     elif event.kind == "step_result":
         yield Facts(event.step_id, "committed", epoch=event.epoch, since_seq=event.seq, settled_seq=event.seq)
     elif step is not None:
@@ -312,6 +331,13 @@ def _steps_after(
         target = steps.get(step.undo_of) if step.undo_of is not None else None
         if target is not None and event.kind == "step_resolved" and text(data, "state") == "rejected":
             yield target._replace(closed_by=None)
+
+
+def _unwritten(step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:
+    """An undo that no call could be written for, held before its first attempt."""
+    undo_of = StepId(text(data, "undo_of")) or None
+    held = Facts(step_id, "held", text(data, "tool"), "external", key=text(data, "key"), undo_of=undo_of)
+    return held._replace(epoch=event.epoch, since_seq=event.seq, was_held=True)
 
 
 def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str, JSON]) -> Facts:

@@ -30,6 +30,7 @@ Code = Literal[
     "run_conflict",
     "run_ended",
     "run_frozen",
+    "run_paused",
     "run_ending",
     "unsettled_effects",
     "moved",
@@ -69,6 +70,7 @@ class Send:
     deadline_ms: int
     is_replay: bool
     contract_digest: str = ""  # of a first intent's contract, which has to be stored with it; empty for a replay
+    is_first: bool = False  # no attempt of the step can have left yet
     write: WriteOrder | None = None
 
 
@@ -138,7 +140,7 @@ class Granted:
     expires_at_ms: int
     checkpoint: int
     checkpoint_seq: int
-    is_failing: bool
+    is_ending: bool  # nothing new begins: what is open is settled, what can be is undone, then the run ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,16 +37,22 @@ class Authority(Protocol):
 
     async def renew(self, tokens: Sequence[str]) -> Sequence[Renewed | Refused]: ...
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused: ...
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused: ...
 
     async def apply(
         self, token: str, step_id: str, tool: str, args_json: str | None, wait_ms: int
     ) -> StepAnswer | Refused:
         """`args_json` None asks for the stored call, whatever its arguments were."""
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        """A model's answer to this request, sent as it is written. Of the receipt only `body` may be there."""
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused: ...
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused: ...
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """`given`: tool and arguments of the undo, where the step's contract isn't to say them."""
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused: ...
 

@@ -101,7 +101,11 @@ class Client:
     held = Blocking(AsyncClient.held)
     resolve = Blocking(AsyncClient.resolve)
     preempt = Blocking(AsyncClient.preempt)
+    pause = Blocking(AsyncClient.pause)
+    resume = Blocking(AsyncClient.resume)
+    freeze = Blocking(AsyncClient.freeze)
     thaw = Blocking(AsyncClient.thaw)
+    cancel = Blocking(AsyncClient.cancel)
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ What is repeated when nobody answers, for as long as `patience_s` says:
 |------------------------------------------------------------|------------------------------|-----------------------|
 | `run` `result` `runs` `steps` `step` `events` `held`       | always                       | they change nothing   |
 | `start`                                                    | always                       | the id is drawn first |
-| `resolve` `preempt` `thaw`: `OutcomeUnknown` if it is lost | while no connection was made | it may have been done |
+| `resolve` and the verbs on a run: `OutcomeUnknown` if lost | while no connection was made | it may have been done |
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import msgspec
 
 from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
 from tidefast.protocol.canonical import BODY_BYTES_MAX, CanonicalError, canonical
-from tidefast.protocol.commands import ResolveVerdict
+from tidefast.protocol.commands import ResolveVerdict, RunVerb
 from tidefast.protocol.records import RunState
 from tidefast.protocol.verdicts import Done, Refused, Settled
 from tidefast.sdk.authority import AuthorityUnavailable
@@ -184,13 +184,33 @@ class AsyncClient:
         )
 
     async def preempt(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
-        """End the run's lease, so that another worker takes it. By default only of the epoch that is newest now."""
-        expected = (await self.run(run_id)).epoch if expect_epoch is None else expect_epoch
-        return await self._decide(lambda: self._authority.preempt(run_id, note, expected))
+        """End the run's lease, so that another worker takes it."""
+        return await self._oversee("preempt", run_id, note, expect_epoch)
 
-    async def thaw(self, run_id: str, *, note: str = "") -> Done:
+    async def pause(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
+        """Let nothing new of the run begin, until it is resumed. What is in flight settles."""
+        return await self._oversee("pause", run_id, note, expect_epoch)
+
+    async def resume(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
+        """Let a paused run go on."""
+        return await self._oversee("resume", run_id, note, expect_epoch)
+
+    async def freeze(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
+        """Stop the run for a person to look at, until it is thawed."""
+        return await self._oversee("freeze", run_id, note, expect_epoch)
+
+    async def thaw(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
         """Let a frozen run go on."""
-        return await self._decide(lambda: self._authority.thaw(run_id, note))
+        return await self._oversee("thaw", run_id, note, expect_epoch)
+
+    async def cancel(self, run_id: str, *, note: str = "", expect_epoch: int | None = None) -> Done:
+        """End the run: its lease at once, the run once what is open is settled and what can be is undone."""
+        return await self._oversee("cancel", run_id, note, expect_epoch)
+
+    async def _oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done:
+        """An operator's verb on a run: of the epoch that is newest now, unless the caller names the one they saw."""
+        expected = (await self.run(run_id)).epoch if expect_epoch is None else expect_epoch
+        return await self._decide(lambda: self._authority.oversee(verb, run_id, note, expected))
 
     # --- asking --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
     Exception
     ├── Error                something that agent code and programs may catch
     │   ├── Rejected           a step was finally refused; the receipt says how
+    │   ├── Held               a step of an independent tool waits for a person; the others may go on
+    │   ├── LimitReached       a step would go over a limit or a budget; nothing was sent
     │   ├── Misuse             the program asks for what can't be: a repeated step id, arguments that aren't JSON
     │   ├── Unavailable        nobody answers; whatever was asked may be asked again
     │   │   └── OutcomeUnknown   a verb that is not safe to repeat may have arrived: look before you repeat it
@@ -61,6 +63,27 @@ class Rejected(Error):
     def body(self) -> Any:
         """The body of the refusal, None if there is none."""
         return self.receipt.get("body") if isinstance(self.receipt, Mapping) else None
+
+
+class Held(Error):
+    """A step of an independent tool waits for a person. The agent may go on; the run can't end before it is settled."""
+
+    def __init__(self, step_id: str, reason: str) -> None:
+        why = "what became of it is unknown, and nothing may be done automatically"
+        super().__init__(f"step {step_id} is held ({reason})", why, "go on without it, or let this exception through")
+        self.step_id, self.reason = step_id, reason
+
+
+class LimitReached(Error):
+    """A step would go over a limit of its tool or over a budget. Nothing was written and nothing was sent."""
+
+    def __init__(self, step_id: str, facts: Mapping[str, JSON]) -> None:
+        super().__init__(
+            f"step {step_id} would go over a limit",
+            f"{facts.get('budget')} allows {facts.get('limit')} {facts.get('member')}",
+            f"go on without it, or let an operator raise the limit: {facts.get('command')}",
+        )
+        self.step_id, self.facts = step_id, dict(facts)
 
 
 class Misuse(Error):

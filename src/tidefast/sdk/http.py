@@ -17,6 +17,7 @@ import msgspec
 from yarl import URL
 
 from tidefast.protocol.answers import (
+    BudgetInfo,
     EventInfo,
     JournalPage,
     LeaseGrant,
@@ -25,19 +26,23 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.budget import Limit
 from tidefast.protocol.canonical import BODY_BYTES_MAX
-from tidefast.protocol.commands import ResolveVerdict
-from tidefast.protocol.ids import is_derived_id, is_id
+from tidefast.protocol.commands import ResolveVerdict, RunVerb
+from tidefast.protocol.ids import StepId, is_derived_id, is_id
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
 from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.wire import messages as m
 from tidefast.wire.answers import read, read_all
+from tidefast.wire.chat import REPLAYED_HEADER, STEP_HEADER, WAIT_HEADER
 from tidefast.wire.problem import UNREADABLE, from_json, from_record, to_refused
 from tidefast.wire.tokens import peek
 
 CONNECT_S = 5.0
 ANSWER_S = 15.0  # beyond the wait that was asked for
 NOT_NOW_STATUS = frozenset((408, 429, 503))  # the way there failed or was full; the call itself may be a good one
+ANSWERED = frozenset(("limit_reached",))
+WAITED_FOR = frozenset(("limit_reached", "overloaded"))  # of a model's upstream, with the time to wait
 KEEP_ALIVE_S = 30.0  # shorter than the server's, so that it is this side that closes
 CONNECTIONS_MAX = 256
 T = TypeVar("T")
@@ -59,8 +64,13 @@ class HttpAuthority:
         self._base = URL(url.rstrip("/"))
         if self._base.scheme not in ("http", "https") or not self._base.host:
             raise ValueError(f"{url}: expected http://HOST:PORT")
+        self.api_key = api_key
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        return str(self._base)
 
     async def close(self) -> None:
         """Close all connections. The next call would open new ones."""
@@ -113,8 +123,8 @@ class HttpAuthority:
             answers += [body] * len(part) if isinstance(body, Refused) else _renewals(body, len(part))
         return answers
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        message = m.Release(reason=reason, detail=detail[: m.NOTE_LENGTH_MAX], pause_ms=pause_ms)  # type: ignore[arg-type]
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        message = m.Release(reason=reason, detail=detail[: m.NOTE_LENGTH_MAX])  # type: ignore[arg-type]
         return await self._ask("POST", _held(token, "lease/release"), Done, message, token=token)
 
     async def apply(
@@ -124,12 +134,32 @@ class HttpAuthority:
         message = m.Apply(tool=tool or None, args=args_json, stored=stored, wait_ms=wait_ms)
         return await self._ask("POST", _held(token, "steps", step_id), StepAnswer, message, token, wait_ms)
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        right = peek(token)
+        if right is None:
+            return Refused("stale_epoch", "bad_token")
+        data = body.encode()
+        headers = {"Tidefast-Lease": token, STEP_HEADER: step_id, WAIT_HEADER: str(wait_ms)}
+        found = await self._send("POST", "/v1/chat/completions", data, headers, wait_ms, WAITED_FOR)
+        if isinstance(found, Refused):
+            return found
+        answer, told = found
+        try:
+            receipt = msgspec.json.encode({"body": msgspec.Raw(answer)}).decode()
+        except msgspec.MsgspecError as error:
+            raise AuthorityUnavailable(f"{self._base}: an answer that can't be read") from error
+        replayed = told.get(REPLAYED_HEADER) == "true"
+        return StepAnswer(right.run_id, StepId(step_id), "committed", right.epoch, "", replayed, receipt)
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         message = m.SaveResult(value=value_json)
         return await self._ask("POST", _held(token, "steps", step_id, "result"), StepAnswer, message, token)
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        message = m.Compensate(wait_ms=wait_ms)
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        tool, args = (None, None) if given is None else given
+        message = m.Compensate(tool=tool, args=args, wait_ms=wait_ms)
         path = _held(token, "steps", step_id, "compensate")
         return await self._ask("POST", path, StepAnswer, message, token, wait_ms)
 
@@ -148,12 +178,9 @@ class HttpAuthority:
 
     # --- for people: reads, and the operator's verbs, which need the operator's key ------------------------
 
-    async def preempt(self, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
-        expect = None if expect_epoch is None else m.ExpectEpoch(epoch=expect_epoch)
-        return await self._ask("POST", _path(run_id, "preempt"), Done, m.Preempt(note=note, expect=expect))
-
-    async def thaw(self, run_id: str, note: str) -> Done | Refused:
-        return await self._ask("POST", _path(run_id, "thaw"), Done, m.Thaw(note=note))
+    async def oversee(self, verb: RunVerb, run_id: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        message = m.Oversee(note=note, expect=None if expect_epoch is None else m.ExpectRun(epoch=expect_epoch))
+        return await self._ask("POST", _path(run_id, verb), Done, message)
 
     async def resolve(
         self,
@@ -164,13 +191,14 @@ class HttpAuthority:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         message = m.Resolve(
             verdict=verdict,
             note=note,
             receipt=receipt_json,
             looked_at_ms=looked_at_ms,
-            expect=None if expect_attempts is None else m.ExpectAttempts(attempts=expect_attempts),
+            expect=m.Expect(epoch=expect_epoch, attempts=expect_attempts),
         )
         return await self._ask("POST", _path(run_id, "steps", step_id, "resolve"), Settled, message)
 
@@ -204,6 +232,15 @@ class HttpAuthority:
             if len(page) < m.PAGE_MAX:
                 return found
 
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """Raises `RequestRefused` for a page that can't be asked for."""
+        query = f"?limit={limit}" + (f"&after={after}" if after else "")
+        return _must(_read_all(await self._call("GET", f"/v1/budgets{query}"), "budgets", BudgetInfo))
+
+    async def raise_budget(self, name: str, limit: Limit, note: str) -> BudgetInfo | Refused:
+        message = m.RaiseBudget(name=name, calls=limit.calls, tokens=limit.tokens, micros=limit.micros, note=note)
+        return await self._ask("POST", "/v1/budgets", BudgetInfo, message)
+
     # --- one call ------------------------------------------------------------------------------------------
 
     async def _ask(
@@ -234,7 +271,21 @@ class HttpAuthority:
         if isinstance(path, Refused):
             return path
         headers = {} if token is None else {"Tidefast-Lease": token}
-        data = None if message is None else m.encode(message)
+        found = await self._send(
+            method, path, None if message is None else m.encode(message), headers, wait_ms, ANSWERED
+        )
+        return found if isinstance(found, Refused) else found[0]
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        wait_ms: int,
+        answered: frozenset[str],
+    ) -> tuple[bytes, Mapping[str, str]] | Refused:
+        """The answer's body and headers. `answered` are the codes that count as an answer whatever their status."""
         if data is not None:
             if len(data) > BODY_BYTES_MAX:
                 return Refused("invalid", "body_too_large", {"limit": BODY_BYTES_MAX, "length": len(data)})
@@ -244,13 +295,14 @@ class HttpAuthority:
             async with self._open().request(
                 method, self._url(path), data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                status, body = response.status, await response.read()
+                status, body, told_headers = response.status, await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise AuthorityUnavailable(f"{self._base}: no answer: {type(error).__name__}") from error
         if 200 <= status < 300:
-            return body
+            return body, told_headers
         told = from_json(status, body)
-        if told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS:
+        is_no_answer = told is None or told.code in UNREADABLE or status in NOT_NOW_STATUS
+        if told is None or (is_no_answer and told.code not in answered):
             raise AuthorityUnavailable(f"{self._base}: status {status}: {told.detail if told else 'no answer of ours'}")
         return to_refused(told)
 

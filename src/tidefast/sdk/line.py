@@ -4,7 +4,8 @@
 |-------------------------------------------------------------------------|--------------------------------|
 | step_in_flight, step_pending, in_doubt, overloaded, store_unavailable   | waits and asks again           |
 | nothing (it can't be reached)                                           | waits and asks again           |
-| step_held, run_frozen, run_ending                                       | ends the pass: `PassEnded`     |
+| step_held of an independent tool                                        | gives it to the caller         |
+| step_held, run_frozen, run_paused, run_ending                           | ends the pass: `PassEnded`     |
 | stale_epoch, lease_lapsed, run_ended, lease_required, bad_token         | ends the pass: `Preempted`     |
 | anything else                                                           | gives it to the caller         |
 
@@ -37,7 +38,12 @@ SLOW = frozenset(("in_doubt", "step_pending"))  # each time they are said, their
 LOST = frozenset(("stale_epoch", "lease_lapsed", "run_ended", "lease_required", "bad_token"))
 TOLD_AFTER_S = 10.0
 REASON_LENGTH_MAX = 200
-ENDING: dict[str, ReleaseReason] = {"step_held": "held", "run_frozen": "held", "run_ending": "done"}
+ENDING: dict[str, ReleaseReason] = {
+    "step_held": "held",
+    "run_frozen": "held",
+    "run_paused": "held",
+    "run_ending": "done",
+}
 _log = structlog.get_logger()
 T = TypeVar("T")
 Question = Callable[[], Awaitable[T | Refused]]
@@ -179,7 +185,7 @@ class Line:
                 if not isinstance(answer, Refused):
                     return answer
                 code, reason, refused = str(answer.code), answer.reason, answer
-                self._judge(answer, is_ending)
+                self.judge(answer, is_ending)
                 if code not in WAITING:
                     return answer
             self._check_wait(code, is_ending)
@@ -191,12 +197,14 @@ class Line:
             delay_s = self._delay_s(wait.count(slow), refused, slow=slow)
             await self._pause(delay_s, is_ending or self.ended is not None)
 
-    def _judge(self, refused: Refused, is_ending: bool) -> None:
+    def judge(self, refused: Refused, is_ending: bool = False) -> None:
         """Raise what this refusal means for the pass, if it ends it."""
         code, run_id = str(refused.code), self.lease.run_id
         if code in LOST:
             why = f"the authority refused its epoch ({code}, {refused.reason})"
             raise self.end(self.lease.lose(Preempted(run_id, self.lease.epoch, why, refused.facts)))
+        if code == "step_held" and refused.facts.get("independent") is True and not is_ending:
+            return  # held by itself: the agent may go on with its other steps
         if code in ENDING and not (is_ending and code == "run_ending"):
             steps = refused.facts.get("steps")
             named = f", steps {', '.join(map(str, steps))}" if isinstance(steps, list | tuple) else ""
@@ -240,25 +248,35 @@ class Line:
             return
 
     async def ask_settled(self, question: Question[T], *, is_ending: bool = False) -> T | Refused:
-        """Like `ask`; while unsettled effects are in the way, their stored calls are asked for first."""
-        tries = 0
+        """Like `ask`; first comes what is in the way: unsettled effects by their stored calls, then undos in order."""
+        tries, last = 0, ("", "")
         while True:
             answer = await self.ask(question, is_ending=is_ending)
-            if not isinstance(answer, Refused) or (answer.code, answer.reason) != ("unsettled_effects", "unsettled"):
+            if not isinstance(answer, Refused) or answer.code != "unsettled_effects" or answer.reason == "not_asked":
                 return answer
+            found = answer.facts.get("steps")
+            steps = [str(step) for step in found] if isinstance(found, list | tuple) else []
+            seen = (answer.reason, ",".join(steps))
+            tries, last = tries + 1 if seen == last else 0, seen
             if tries:
                 self._check_wait("step_pending", is_ending)
                 await self._pause(self._delay_s(tries, answer), is_ending)
-            steps = answer.facts.get("steps")
-            await self.settle([str(step) for step in steps] if isinstance(steps, list | tuple) else [], is_ending)
-            tries += 1
+            if answer.reason == "unsettled":
+                await self.settle(steps, is_ending)
+                continue
+            undo = steps[0] + UNDO_SUFFIX
+            undone = await self.ask(self._stored(undo), undo, is_ending=is_ending)
+            if isinstance(undone, Refused):
+                return undone
 
     async def settle(self, steps: Sequence[str], is_ending: bool) -> None:
         """Ask for the stored call of each step until its outcome is known; one being undone is settled by its undo."""
         undone = {step.removesuffix(UNDO_SUFFIX) for step in steps if step.endswith(UNDO_SUFFIX)}
         for step in steps:
             if step not in undone:
-                await self.ask(self._stored(step), step, is_ending=is_ending)
+                answer = await self.ask(self._stored(step), step, is_ending=is_ending)
+                if isinstance(answer, Refused):
+                    self.judge(answer, is_ending=True)  # what is held alone holds up checkpoints and the end
 
     def _stored(self, step: str) -> Question[StepAnswer]:
         if step.endswith(UNDO_SUFFIX):

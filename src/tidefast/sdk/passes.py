@@ -3,7 +3,7 @@
 | how the agent ends                    | what the pass does                                                          |
 |---------------------------------------|-----------------------------------------------------------------------------|
 | it returns                            | completes the run with the result, naming what the journal answered         |
-| it raises `Fail`                      | fails the run, once every open effect is settled                            |
+| it raises `Fail`                      | fails the run, once open effects are settled and undone                     |
 | it raises anything else               | releases the lease (`error`): a grant without progress, tried again later   |
 | `PassEnded`: held, drift, shutdown    | lets what is in flight settle, then releases the lease with that reason     |
 | `Preempted`                           | nothing: the lease is somebody else's                                       |
@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import traceback
 from collections.abc import Awaitable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -27,16 +27,17 @@ from tidefast.protocol.points import Hook
 from tidefast.protocol.verdicts import Done, Refused
 from tidefast.sdk.app import App
 from tidefast.sdk.authority import Authority
-from tidefast.sdk.errors import Error, Fail, Misuse, PassEnded, Preempted
+from tidefast.sdk.errors import Error, Fail, Held, Misuse, PassEnded, Preempted
 from tidefast.sdk.lease import Clock, HeldLease, LeaseTable, boot_s
 from tidefast.sdk.line import Backoff, Line
 from tidefast.sdk.run import Run, within_limit
 
-Outcome = Literal["completed", "failed", "preempted", "done", "error", "held", "shutdown", "drift"]
+Raised = TypeVar("Raised", bound=BaseException)
+Outcome = Literal["completed", "failed", "cancelled", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
 DETAIL_LENGTH_MAX = 400
 COMPLETE_BYTES = 1_024  # what a completion has around its result and its lists
-FAILING_AGAIN = "the run was failing; its open effects are settled"
+ENDING_AGAIN = "the run was ending; its open effects are settled"
 _log = structlog.get_logger()
 
 
@@ -71,7 +72,7 @@ class Pass:
         loop = asyncio.get_running_loop()
         self.lease.on_lost = lambda lost: _tell(loop, self.line, lost)
         self._leases.add(self.lease)
-        self._log.info("pass_started", failing=self._grant.is_failing, journal=len(self._grant.journal))
+        self._log.info("pass_started", ending=self._grant.is_ending, journal=len(self._grant.journal))
         try:
             outcome = await self._outcome()
         except Preempted as lost:
@@ -84,8 +85,8 @@ class Pass:
 
     async def _outcome(self) -> Outcome:
         try:
-            if self._grant.is_failing:
-                return await self._settle_failing()
+            if self._grant.is_ending:
+                return await self._settle_ending()
             return await self._run_agent()
         except PassEnded as ended:
             return await self._release(ended)
@@ -113,15 +114,20 @@ class Pass:
         await self.line.drain(self._grace_s)
         if raised is None:
             return await self._complete(task.result(), run, spec.dropped)
-        failed = _fail_in(raised)
+        failed = found_in(raised, Fail)
         if failed is not None:
             return await self._fail(failed.why)
+        held = found_in(raised, Held)
+        if held is not None:
+            return await self._release(PassEnded(self._grant.run_id, "held", str(held)))
         self._log.error("agent_raised", error=_short(raised), trace="".join(traceback.format_exception(raised)))
         return await self._release(PassEnded(self._grant.run_id, "error", _short(raised)))
 
     def _may_still_end(self, raised: BaseException | None) -> bool:
         """Whether the agent ended before it heard of the shutdown: then its word counts, and no pass is wasted."""
-        return self.line.is_stopping and not self.line.is_told and (raised is None or _fail_in(raised) is not None)
+        return (
+            self.line.is_stopping and not self.line.is_told and (raised is None or found_in(raised, Fail) is not None)
+        )
 
     async def _supervise(self, task: "asyncio.Future[Any]") -> None:
         """Wait for the agent; once the pass has ended, make its task end as well."""
@@ -181,10 +187,10 @@ class Pass:
         if isinstance(answer, Refused):
             raise Error("the run's completion was refused", f"its last checkpoint: {answer.code} ({answer.reason})")
 
-    async def _settle_failing(self) -> Outcome:
-        """No agent code: what is open is settled by its stored calls, then the run ends."""
+    async def _settle_ending(self) -> Outcome:
+        """No agent code: what is open is settled by its stored calls, what can be is undone, then the run ends."""
         await self.line.settle(self._grant.unsettled, is_ending=True)
-        return await self._fail(FAILING_AGAIN)
+        return await self._fail(ENDING_AGAIN)
 
     async def _fail(self, why: str) -> Outcome:
         self.lease.is_ending = True
@@ -200,7 +206,9 @@ class Pass:
                 raise Error("the run's failing was refused", f"{answer.code} ({answer.reason})")
             if answer.state == "failed":
                 return "failed"
-            text = FAILING_AGAIN  # the reason stands in the log; asked in other words, the refusal names what is open
+            if answer.state == "cancelled":
+                return "cancelled"
+            text = ENDING_AGAIN  # the reason stands in the log; asked in other words, the refusal names what is open
 
     async def _release(self, ended: PassEnded) -> Outcome:
         self.line.end(ended)
@@ -208,7 +216,7 @@ class Pass:
         self.lease.is_ending = True
         detail = _clean(ended.why)[:DETAIL_LENGTH_MAX]
         authority, token = self._authority, self._token
-        answer = await self.line.ask(lambda: authority.release(token, ended.reason, detail, 0), is_ending=True)
+        answer = await self.line.ask(lambda: authority.release(token, ended.reason, detail), is_ending=True)
         if isinstance(answer, Refused):
             self._log.error("release_refused", code=answer.code, reason=answer.reason)
         self._log.info("lease_released", reason=ended.reason, detail=detail)
@@ -235,12 +243,12 @@ def _raised(task: "asyncio.Future[Any]") -> BaseException | None:
     return asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
 
 
-def _fail_in(raised: BaseException) -> Fail | None:
-    """The `Fail` that an agent raised, also from inside a task group."""
-    if isinstance(raised, Fail):
+def found_in(raised: BaseException, kind: type[Raised]) -> Raised | None:
+    """What an agent raised of this kind, also from inside a task group."""
+    if isinstance(raised, kind):
         return raised
     if isinstance(raised, BaseExceptionGroup):
-        return next((found for inner in raised.exceptions if (found := _fail_in(inner)) is not None), None)
+        return next((found for inner in raised.exceptions if (found := found_in(inner, kind)) is not None), None)
     return None
 
 

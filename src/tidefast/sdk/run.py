@@ -8,22 +8,31 @@ Step ids are explicit; one id is asked for once in a pass. Every method raises `
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from tidefast.protocol.answers import JournalEntry, JournalPage, LeaseGrant, StepAnswer
 from tidefast.protocol.canonical import BODY_BYTES_MAX, JSON, CanonicalError, call_digest, canonical
-from tidefast.protocol.ids import is_id
+from tidefast.protocol.chat import MODEL_TOOL
+from tidefast.protocol.ids import StepId, asked_by, is_id
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.verdicts import Refused
 from tidefast.sdk.app import OnDrift
-from tidefast.sdk.errors import Error, Misuse, PassEnded, Rejected
+from tidefast.sdk.completion import CALLS_MAX, TURNS_MAX, Completion, LoopTool
+from tidefast.sdk.errors import Error, Held, LimitReached, Misuse, PassEnded, Rejected
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
-from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line
+from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line, Question
 from tidefast.sdk.tools import PythonTool
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from tidefast.sdk.tool_loop import LoopEnd
 
 ENVELOPE_BYTES = 4_096  # what a call over HTTP has around a body
 BODY_CHARS_SURE = (BODY_BYTES_MAX - ENVELOPE_BYTES) // 4  # short enough whatever its characters are
@@ -90,27 +99,82 @@ class Run:
                 await self._reach("sdk.after_apply", step_id)
         return body_of(self._receipt(step_id, answer))
 
-    async def compensate(self, step_id: str) -> Any:
-        """Undo a step by the tool that its contract names: the body of the undo's receipt. Durable when it returns.
+    async def model(self, step_id: str, /, *, model: str, messages: Sequence[JSON], **options: Any) -> Completion:
+        """Ask a model, or answer what the journal holds: one whole answer, paid for once.
 
-        The undo is a step of its own (`STEP~undo`) under a key of its own, finished once however often it is asked for.
+        `options` are members of the request (`temperature`, `tools`, `response_format` …), sent as they are. Durable
+        when it returns, and only then. Raises `Rejected` if the upstream refuses the request or never answers whole.
+        """
+        body = {"model": model, "messages": messages, **options}
+        if options.get("stream"):
+            raise Misuse(f"step {step_id} can't stream", "run.model answers whole", "use run.openai() for streams")
+        name = MODEL_TOOL + model
+        entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
+        if entry is not None:
+            return Completion(step_id, self._replay_tool(entry, name, body))
+        args_json = self._question(step_id, body)
+        text = json.dumps(body, ensure_ascii=False)  # the order of members means something to models
+        with self._line.guard():
+            await self._reach("sdk.before_apply", step_id)
+            asking = partial(self._authority.chat, self._token, step_id, text, WAIT_MS)
+            answer = await self._effect(step_id, name, args_json, asking)
+            await self._reach("sdk.after_apply", step_id)
+        return Completion(step_id, body_of(self._receipt(step_id, answer)))
+
+    def openai(self, step_id: str | None = None, **options: Any) -> "AsyncOpenAI":
+        """A stock client of this authority's models: base URL, key, lease and (if given here) step are filled in.
+
+        Each call is a step: name it here, or per call by `extra_headers={"Tidefast-Step": "plan"}`. Streams go through.
+        A lost lease raises `Preempted` from the call. `options` go to the client. Needs the extra `openai`.
+        """
+        from tidefast.sdk.openai_client import client_of
+
+        return client_of(self._authority, self._token, self._line, step_id, options)
+
+    async def agent_loop(
+        self,
+        model: str,
+        tools: Sequence[LoopTool],
+        *,
+        messages: Sequence[JSON],
+        step: str = "loop",
+        turns: int = TURNS_MAX,
+        calls: int = CALLS_MAX,
+        **options: Any,
+    ) -> "LoopEnd":
+        """Let a model ask for tools until it answers without asking for one (see `sdk.tool_loop`)."""
+        from tidefast.sdk.tool_loop import ToolLoop
+
+        return await ToolLoop(self, model, tools, step, turns, calls, options).play(messages)
+
+    async def compensate(self, step_id: str, tool: str | PythonTool | None = None, /, **args: Any) -> Any:
+        """Undo a step: the body of the undo's receipt. Durable when it returns.
+
+        By the tool that the step's contract declares, or by the one given here with its arguments. The undo is a step
+        of its own (`STEP~undo`) under a key of its own, finished once however often it is asked for.
         """
         undo_id = step_id + UNDO_SUFFIX
         entry = self._journal.entries.get(self._first(undo_id, of=step_id)) or await self._later(undo_id)
         if entry is not None:
             return self._settled(entry)
+        given = None if tool is None else self._given(undo_id, tool, args)
         with self._line.guard():
             await self._reach("sdk.before_apply", undo_id)
             self._effects_out += 1
             self._no_effects.clear()
             try:
                 answer = await self._line.ask(
-                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS), undo_id
+                    lambda: self._authority.compensate(self._token, step_id, WAIT_MS, given), undo_id
                 )
             finally:
                 self._effect_back()
             await self._reach("sdk.after_apply", undo_id)
         return body_of(self._receipt(undo_id, answer))
+
+    def _given(self, undo_id: str, tool: str | PythonTool, args: dict[str, Any]) -> tuple[str, str]:
+        """The tool and arguments of an undo that the agent says."""
+        known = self._tools.get(tool) if isinstance(tool, str) else tool
+        return tool if isinstance(tool, str) else tool.name, self._call(undo_id, known, args)
 
     async def step(self, step_id: str, function: Callable[..., Any], /, *args: Any) -> Any:
         """Run a local function once and journal its value, which must be JSON. Durable when it returns.
@@ -178,7 +242,8 @@ class Run:
         if step_id in self._asked:
             hint = "give each step of a pass an id of its own, in a loop by its place in the loop"
             raise Misuse(f"step {step_id} is asked for twice in one pass", "one id is one effect", hint)
-        if step_id not in self._journal.entries and not is_id(of or step_id):
+        is_call = asked_by(StepId(step_id)) in self._asked  # of an answer that this pass has asked for
+        if step_id not in self._journal.entries and not is_id(of or step_id) and not is_call:
             hint = "1 to 128 letters, digits, dots, dashes and underscores, not starting with a dot or dash"
             raise Misuse(f"{step_id[:160]!r} can't be the id of a step", hint)
         self._asked.add(step_id)
@@ -214,13 +279,16 @@ class Run:
             raise Rejected(entry.step_id, entry.reason, receipt_of(entry))
         return body_of(receipt_of(entry))
 
-    async def _effect(self, step_id: str, tool: str, args_json: str) -> StepAnswer | Refused:
+    async def _effect(
+        self, step_id: str, tool: str, args_json: str, asking: Question[StepAnswer] | None = None
+    ) -> StepAnswer | Refused:
         """Ask for an effect, counted while it is out. Drift is met as the agent said it should be."""
         self._effects_out += 1
         self._no_effects.clear()
         try:
             line, authority, token = self._line, self._authority, self._token
-            answer = await line.ask(lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS), step_id)
+            applying = asking or (lambda: authority.apply(token, step_id, tool, args_json, WAIT_MS))
+            answer = await line.ask(applying, step_id)
             if not isinstance(answer, Refused) or answer.code != "step_conflict":
                 return answer
             if self._on_drift == "stored" and answer.reason != "other_kind":
@@ -257,6 +325,10 @@ class Run:
         """A refusal that is neither to be waited for nor the end of the pass, as an exception for the agent."""
         if refused.code == "step_rejected":
             return Rejected(step_id, refused.reason, refused.facts.get("receipt"))
+        if refused.code == "limit_reached":
+            return LimitReached(step_id, refused.facts)
+        if refused.code == "step_held":
+            return Held(step_id, refused.reason)
         if refused.code == "step_conflict":
             self._drift(step_id, "a step of this kind", f"the journal holds another one ({refused.reason})")
         told = ", ".join(f"{name} {value}" for name, value in refused.facts.items() if name != "receipt")
@@ -272,6 +344,14 @@ class Run:
                 hint = f"call it as {tool.name}{tool.signature}"
                 raise Misuse(f"step {step_id}: {tool.name} can't be called like this", misfit, hint)
             return self._json(step_id, "its arguments", args)
+        except Misuse:
+            self._asked.discard(step_id)
+            raise
+
+    def _question(self, step_id: str, body: dict[str, Any]) -> str:
+        """A request to a model in canonical form. One that can't be sent leaves its id free."""
+        try:
+            return self._json(step_id, "its request", body)
         except Misuse:
             self._asked.discard(step_id)
             raise

@@ -14,10 +14,11 @@ from tidefast.protocol.canonical import JSON, canonical
 from tidefast.protocol.records import RunState, StepState
 
 SHOWN = frozenset((
-    "agent", "agent_version", "attempt", "attempts", "by", "call_digest", "contract", "deadline_ms", "dedups",
-    "dropped", "effect", "error_digest", "expires_at_ms", "grants", "holder", "input_digest", "intent_seq", "is_lost",
-    "key", "lease_ms", "not_before_ms", "number", "older_over", "owner", "reason", "receipt_seq", "result_digest",
-    "run", "scope", "state_digest", "step", "tool", "undo", "undo_of", "verdict", "wall_ms",
+    "agent", "agent_version", "answer", "asked_ms", "attempt", "attempts", "by", "call_digest", "contract",
+    "deadline_ms", "dedups", "dropped", "effect", "error_digest", "expires_at_ms", "grants", "holder",
+    "independent", "input_digest", "intent_seq", "is_lost", "key", "lag_ms", "lease_ms", "not_before_ms", "number",
+    "older_over", "owner", "reason", "receipt_seq", "result_digest", "run", "scope", "state_digest", "step", "tool",
+    "undo", "undo_of", "verdict", "wall_ms", "window_ms",
 ))  # fmt: skip
 STATES = frozenset((*get_args(StepState), *get_args(RunState)))
 Info = RunInfo | EventInfo | StepInfo

@@ -19,7 +19,15 @@ from tidefast.server.meters import Meters
 from tidefast.wire.problem import MEDIA_TYPE, Problem, invalid, problem, too_large
 
 JSON_TYPE = "application/json"
-ALONE = (b"host", b"authorization", b"tidefast-lease", b"content-type", b"origin")
+ALONE = (
+    b"host",
+    b"authorization",
+    b"tidefast-lease",
+    b"tidefast-step",
+    b"tidefast-wait-ms",
+    b"content-type",
+    b"origin",
+)
 
 
 class CallerGone(Exception):
@@ -49,9 +57,9 @@ def header(scope: Scope, name: bytes) -> str:
     return ""
 
 
-def answer(status: int, body: bytes, media_type: str = JSON_TYPE) -> Response:
+def answer(status: int, body: bytes, media_type: str = JSON_TYPE, headers: Iterable[tuple[str, str]] = ()) -> Response:
     """An answer that nobody keeps."""
-    return Response(body, status, {"Cache-Control": "no-store"}, media_type)
+    return Response(body, status, {"Content-Type": media_type, "Cache-Control": "no-store", **dict(headers)})
 
 
 async def hung_up(receive: Receive) -> None:

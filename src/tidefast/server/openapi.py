@@ -16,6 +16,7 @@ from tidefast.server.access import MAY
 from tidefast.server.table import VERBS, Listed, Verb
 from tidefast.wire import messages as m
 from tidefast.wire.answers import SHAPES
+from tidefast.wire.chat import STEP_HEADER, WAIT_HEADER
 
 Schema = dict[str, Any]
 _TYPES = ["null", "boolean", "object", "array", "number", "string"]
@@ -29,6 +30,16 @@ _FORMS: Mapping[str, Schema] = {
     "word": {"type": "string", "pattern": f"^[!-~]{{1,{m.WORD_LENGTH_MAX}}}$"},
     "json": {"type": _TYPES},
     "object": {"type": "object"},
+}
+_CHAT: Schema = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {
+        "model": {"type": "string"},
+        "messages": {"type": "array", "items": {"type": "object"}},
+        "stream": {"type": "boolean"},
+    },
+    "additionalProperties": True,
 }
 _PROBLEM: Schema = {
     "type": "object",
@@ -85,11 +96,17 @@ def _operation(method: str, path: str, verb: Verb, schemas: Schema) -> Schema:
             for field in _struct(verb.message).fields
         ]
     elif verb.message is not m.Empty:
-        content = {"application/json": {"schema": _reference(verb.message, schemas)}}
+        is_passed_on = verb.message is m.Chat
+        schema = _CHAT if is_passed_on else _reference(verb.message, schemas)
+        content = {"application/json": {"schema": schema}}
         operation["requestBody"] = {
             "required": any(f.required for f in _struct(verb.message).fields),
             "content": content,
         }
+    if verb.named_by_headers:
+        step = {"name": STEP_HEADER, "in": "header", "required": True, "schema": _FORMS["named_id"]}
+        wait = {"name": WAIT_HEADER, "in": "header", "required": False, "schema": {"type": "integer", "minimum": 0}}
+        parameters += [step, wait]
     if parameters:
         operation["parameters"] = parameters
     if verb.guard != "public":

@@ -23,6 +23,7 @@ from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.records import Right
 from tidefast.server import verbs
 from tidefast.server.access import MAY, admit
+from tidefast.server.chat import ChatStream
 from tidefast.server.credentials import Credentials
 from tidefast.server.door import CallerGone, answer, header, hung_up, read_body, refusal
 from tidefast.server.load import RETRY_AFTER_MS, Load
@@ -33,12 +34,17 @@ from tidefast.server.table import VERBS, Verb
 from tidefast.server.verbs import Call, Outcome, Told
 from tidefast.services.tracing import mark, span
 from tidefast.stores.base import StoreError
+from tidefast.wire import chat as wire
 from tidefast.wire import messages as m
 from tidefast.wire.answers import encode
 from tidefast.wire.problem import Problem, from_refused, invalid, problem
 
 if TYPE_CHECKING:
     from tidefast.services.authority import Authority
+
+
+Answered = Outcome | EventStream | ChatStream
+STEP_HEADER, WAIT_HEADER = wire.STEP_HEADER.lower().encode(), wire.WAIT_HEADER.lower().encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,14 @@ class Address:
         began, parts = time.monotonic(), scope["path_params"]
         server, names = self._server, (parts.get("run", ""), parts.get("step", ""))
         call = Call(server.authority, server.credentials.signer, meters, server.stopping, *names)
+        if verb.named_by_headers:
+            call.step, call.wait = header(scope, STEP_HEADER), header(scope, WAIT_HEADER)
         with span(f"{method} {self._path}", _trace(scope), run=call.run, step=call.step) as traced:
             outcome = await self._outcome(verb, call, scope, receive)
             mark(traced, epoch=call.right.epoch if call.right is not None else 0)
             if isinstance(outcome, Problem):
                 mark(traced, code=outcome.code, reason=outcome.reason)
-        if isinstance(outcome, EventStream):
+        if isinstance(outcome, EventStream | ChatStream):
             await self._tell(outcome, call, scope, receive, send)
             return
         if not call.has_waited:
@@ -86,18 +94,20 @@ class Address:
             meters.replayed += 1
         await _response(outcome, scope)(scope, receive, send)
 
-    async def _tell(self, stream: EventStream, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _tell(
+        self, stream: EventStream | ChatStream, call: Call, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """A stream, if this caller may have one more."""
         meters = self._server.meters
         with meters.load.wait(call.caller.name) as has_place:
             if not has_place:
-                meters.told("GET", self._path, _no_place())
+                meters.told(scope["method"], self._path, _no_place())
                 await refusal(_no_place())(scope, receive, send)
                 return
-            meters.told("GET", self._path, stream)
+            meters.told(scope["method"], self._path, stream)
             await stream(scope, receive, send)
 
-    async def _outcome(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Outcome | EventStream:
+    async def _outcome(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Answered:
         """What to answer, whatever happens: an error is logged without token or body, and told without its inside."""
         try:
             return await self._judge(verb, call, scope, receive)
@@ -110,7 +120,7 @@ class Address:
             report(error, call, scope)
             return problem("internal", "error")
 
-    async def _judge(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Outcome | EventStream:
+    async def _judge(self, verb: Verb, call: Call, scope: Scope, receive: Receive) -> Answered:
         """The checks in their order, then the question itself."""
         caller = admit(self._server.credentials.book, verb.guard, header(scope, b"authorization"), call.run)
         if isinstance(caller, Problem):
@@ -118,7 +128,7 @@ class Address:
         call.caller = caller
         stale: Problem | None = None
         if MAY[verb.guard].lease:
-            right = self._right(call, scope)
+            right = self._right(verb, call, scope)
             if isinstance(right, Problem):
                 return right
             call.right = right
@@ -136,7 +146,7 @@ class Address:
             return await self._wait(verb, call, receive)
         return await verb.ask(call)
 
-    async def _stream(self, verb: Verb, call: Call, scope: Scope) -> Outcome | EventStream:
+    async def _stream(self, verb: Verb, call: Call, scope: Scope) -> Answered:
         """A stream from where the caller was; what could be said of the first page is said in place of it."""
         last = header(scope, b"last-event-id")
         if last:
@@ -154,16 +164,20 @@ class Address:
 
         return EventStream(call, call.message.after, self._server.stopping, is_welcome)
 
-    def _right(self, call: Call, scope: Scope) -> Right | Problem:
+    def _right(self, verb: Verb, call: Call, scope: Scope) -> Right | Problem:
         token = header(scope, b"tidefast-lease")
         if not token:
             return problem("lease_required", "token_missing")
         right = call.signer.verify(token)
         if right is None:
             return problem("bad_token", "bad_token")
+        if verb.named_by_headers:
+            if not call.caller.sees(right.run_id):
+                return problem("not_found", "run_unknown", {"run": right.run_id})
+            call.run = right.run_id
         return right if right.run_id == call.run else problem("bad_token", "other_run")
 
-    async def _wait(self, verb: Verb, call: Call, receive: Receive) -> Outcome:
+    async def _wait(self, verb: Verb, call: Call, receive: Receive) -> Answered:
         """A long poll, ended early when the server stops. A grant that was made all the same is told to a repeat.
 
         Raises `CallerGone` when the caller hangs up while it waits.
@@ -203,7 +217,7 @@ def _response(outcome: Outcome, scope: Scope) -> Response:
         closing = [("Connection", "close")] if outcome.status == 413 and header(scope, b"expect") else []
         return refusal(outcome, closing)
     body = outcome.body if isinstance(outcome.body, bytes) else encode(outcome.body)
-    return answer(outcome.status, body, outcome.media_type)
+    return answer(outcome.status, body, outcome.media_type, outcome.headers)
 
 
 def _bad_name(call: Call) -> Problem | None:

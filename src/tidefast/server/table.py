@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tidefast.protocol.answers import (
+    BudgetInfo,
     EventInfo,
     JournalPage,
     LeaseGrant,
@@ -17,12 +18,15 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
+from tidefast.protocol.commands import RUN_VERBS
 from tidefast.protocol.verdicts import Done, Renewed, Settled
 from tidefast.server import verbs
 from tidefast.server.access import Guard
+from tidefast.server.chat import ChatStream, chat
 from tidefast.server.meters import MEDIA_TYPE as METRICS_TYPE
 from tidefast.server.verbs import Call, Outcome
 from tidefast.wire import messages as m
+from tidefast.wire.chat import CHAT_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +42,18 @@ class Verb:
     """One method of one address. `may_repeat`: the verb can end its own epoch, and be asked again after that.
 
     `may_wait`: a wait that is given up when the server stops or its caller is gone; nothing is lost by that.
+    `named_by_headers`: the lease token names the run, and the header Tidefast-Step the step.
     `is_stream`: with `Accept: text/event-stream` it is told as it happens. `answer` is the record that is told, records
     under a name, or the media type of a text; None is an object that needs no description.
     """
 
     guard: Guard
     message: type[m.Message]
-    ask: Callable[[Call], Awaitable[Outcome]]
+    ask: Callable[[Call], Awaitable[Outcome | ChatStream]]
     may_repeat: bool = False
     may_wait: bool = False
     is_stream: bool = False
+    named_by_headers: bool = False
     answer: type | Listed | str | None = None
     statuses: tuple[int, ...] = (200,)
 
@@ -80,8 +86,12 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True, answer=Done)},
     RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True, answer=Done)},
     RUN + "/journal": {"GET": Verb("lease", m.JournalQuery, verbs.journal, answer=JournalPage)},
-    RUN + "/preempt": {"POST": Verb("operator", m.Preempt, verbs.preempt, answer=Done)},
-    RUN + "/thaw": {"POST": Verb("operator", m.Thaw, verbs.thaw, answer=Done)},
+    **{f"{RUN}/{verb}": {"POST": Verb("operator", m.Oversee, verbs.oversee(verb), answer=Done)} for verb in RUN_VERBS},
+    CHAT_PATH: {"POST": Verb("lease", m.Chat, chat, named_by_headers=True)},
+    "/v1/budgets": {
+        "GET": Verb("watch", m.BudgetsQuery, verbs.budgets, answer=Listed("budgets", BudgetInfo)),
+        "POST": Verb("operator", m.RaiseBudget, verbs.raise_budget, answer=BudgetInfo),
+    },
     "/v1/held": {"GET": Verb("read", m.HeldQuery, verbs.held, answer=Listed("steps", StepInfo))},
     "/metrics": {"GET": Verb("watch", m.Empty, verbs.metrics, answer=METRICS_TYPE)},
     "/openapi.json": {"GET": Verb("public", m.Empty, verbs.openapi)},

@@ -6,12 +6,14 @@ was live a moment ago. Whether it still is, the rules decide in the transaction 
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidefast.protocol.answers import LeaseGrant
-from tidefast.protocol.ids import is_id
+from tidefast.protocol.budget import Limit
+from tidefast.protocol.commands import RunVerb
+from tidefast.protocol.ids import StepId, asked_by, is_id
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Refused, Renewed
 from tidefast.server.access import ANYONE, Caller
@@ -41,6 +43,7 @@ class Call:
     right: Right | None = None
     message: Any = None
     has_waited: bool = False
+    wait: str = ""  # the header of that name, where an address reads it
 
     @property
     def holds(self) -> Right:
@@ -56,6 +59,7 @@ class Told:
     body: dict[str, Any] | bytes
     status: int = 200
     media_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Outcome = Told | Problem
@@ -140,7 +144,7 @@ def _seen(call: Call, token: str) -> Right | None:
 
 async def release(call: Call) -> Outcome:
     asked: m.Release = call.message
-    return told(await call.authority.release(call.holds, asked.reason, asked.detail, asked.pause_ms))
+    return told(await call.authority.release(call.holds, asked.reason, asked.detail))
 
 
 async def journal(call: Call) -> Outcome:
@@ -154,7 +158,7 @@ async def apply(call: Call) -> Outcome:
         return invalid("field_missing", "send either `args`, or `stored: true` for the stored call", {"field": "args"})
     if not asked.stored and asked.tool is None:
         return invalid("field_missing", "`tool` is missing", {"field": "tool"})
-    if not asked.stored and not is_id(call.step):
+    if not asked.stored and not is_id(call.step) and asked_by(StepId(call.step)) is None:
         return invalid("id_invalid", "a derived step is minted by the authority, not by a caller", {"field": "step"})
     args = None if asked.stored else asked.args
     return told(await call.authority.apply(call.holds, call.step, asked.tool or "", args, asked.wait_ms))
@@ -162,14 +166,18 @@ async def apply(call: Call) -> Outcome:
 
 async def save_result(call: Call) -> Outcome:
     asked: m.SaveResult = call.message
-    if not is_id(call.step):
+    if not is_id(call.step) and asked_by(StepId(call.step)) is None:
         return invalid("id_invalid", "a derived step is minted by the authority, not by a caller", {"field": "step"})
     return told(await call.authority.save_result(call.holds, call.step, asked.value))
 
 
 async def compensate(call: Call) -> Outcome:
     asked: m.Compensate = call.message
-    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms))
+    if (asked.tool is None) != (asked.args is None):
+        missing = "tool" if asked.tool is None else "args"
+        return invalid("field_missing", "send both `tool` and `args`, or neither", {"field": missing})
+    given = None if asked.tool is None or asked.args is None else (asked.tool, asked.args)
+    return told(await call.authority.compensate(call.holds, call.step, asked.wait_ms, given))
 
 
 async def checkpoint(call: Call) -> Outcome:
@@ -187,30 +195,33 @@ async def fail(call: Call) -> Outcome:
     return told(await call.authority.fail(call.holds, asked.error))
 
 
-async def preempt(call: Call) -> Outcome:
-    asked: m.Preempt = call.message
-    expected = None if asked.expect is None else asked.expect.epoch
-    return told(await call.authority.preempt(call.run, call.caller.name, asked.note, expected))
+def oversee(verb: RunVerb) -> Callable[[Call], Awaitable[Outcome]]:
+    """An operator's verb on a run."""
 
+    async def ask(call: Call) -> Outcome:
+        asked: m.Oversee = call.message
+        expected = None if asked.expect is None else asked.expect.epoch
+        return told(await call.authority.oversee(verb, call.run, call.caller.name, asked.note, expected))
 
-async def thaw(call: Call) -> Outcome:
-    asked: m.Thaw = call.message
-    return told(await call.authority.thaw(call.run, call.caller.name, asked.note))
+    ask.__name__ = verb
+    ask.__doc__ = {
+        "preempt": "End a run's lease.",
+        "pause": "Let nothing new of a run begin.",
+        "resume": "Let a paused run go on.",
+        "freeze": "Stop a run for a person to look at.",
+        "thaw": "Let a frozen run go on.",
+        "cancel": "End a run: settle what is open, undo what can be undone.",
+    }[verb]
+    return ask
 
 
 async def resolve(call: Call) -> Outcome:
     asked: m.Resolve = call.message
-    expected = None if asked.expect is None else asked.expect.attempts
+    expected = asked.expect or m.Expect()
+    verdict, note, receipt, looked = asked.verdict, asked.note, asked.receipt, asked.looked_at_ms
     return told(
         await call.authority.resolve(
-            call.run,
-            call.step,
-            asked.verdict,
-            call.caller.name,
-            asked.note,
-            asked.receipt,
-            asked.looked_at_ms,
-            expected,
+            *(call.run, call.step, verdict, call.caller.name, note, receipt, looked, expected.attempts, expected.epoch)
         )
     )
 
@@ -251,6 +262,17 @@ async def held(call: Call) -> Outcome:
         return Told({"steps": []})
     after = (run_id, step_id) if asked.after else None
     return _shown_all(call, "steps", await call.authority.held(call.caller.runs, after, asked.limit))
+
+
+async def budgets(call: Call) -> Outcome:
+    asked: m.BudgetsQuery = call.message
+    return Told(spell_all("budgets", await call.authority.budgets(asked.after, asked.limit)))
+
+
+async def raise_budget(call: Call) -> Outcome:
+    asked: m.RaiseBudget = call.message
+    limit = Limit(asked.calls, asked.tokens, asked.micros)
+    return told(await call.authority.raise_budget(asked.name, limit, call.caller.name, asked.note))
 
 
 async def healthz(call: Call) -> Outcome:

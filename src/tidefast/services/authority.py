@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
-    BudgetFigures,
     BudgetInfo,
     EventInfo,
     JournalPage,
@@ -20,20 +19,20 @@ from tidefast.protocol.answers import (
     StepAnswer,
     StepInfo,
 )
-from tidefast.protocol.budget import Amount, Limit, raise_limit, returned
+from tidefast.protocol.budget import Limit, raise_limit
 from tidefast.protocol.commands import (
+    RUN_VERBS,
     Complete,
     CreateRun,
     Fail,
     Grant,
-    Preempt,
     Release,
     Renew,
     Resolve,
     ResolveVerdict,
+    RunVerb,
     SaveCheckpoint,
     SaveResult,
-    Thaw,
 )
 from tidefast.protocol.ids import Epoch, RunId, StepId, is_derived_id, is_id
 from tidefast.protocol.records import Right, RunHead
@@ -43,10 +42,12 @@ from tidefast.services.gateway import Gateway
 from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook
-from tidefast.services.reads import LIMIT_MAX, Reads, Troubles
+from tidefast.services.reads import LIMIT_MAX, Reads, Troubles, budget_info
 from tidefast.services.relay import Relay
 
+RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
+NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
 
 
@@ -148,7 +149,7 @@ class Authority:
             input_json=self._bodies.member(run_id, 1, "input"),
             checkpoint=granted.checkpoint,
             state_json=state,
-            is_failing=granted.is_failing,
+            is_ending=granted.is_ending,
             unsettled=head.unsettled,
             journal=page.entries,
             journal_next=page.next,
@@ -178,11 +179,11 @@ class Authority:
             answers.append(verdict if isinstance(verdict, Renewed | Refused) else _unexpected(verdict))
         return answers
 
-    async def release(self, right: Right, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+    async def release(self, right: Right, reason: str, detail: str) -> Done | Refused:
         """Give the lease back; reason `drift` also freezes the run for a person."""
         if reason not in ("done", "error", "held", "shutdown", "drift"):
             return Refused("invalid", "reason", {"reason": reason})
-        return _done(await self.engine.submit(Release(right, reason, detail[:500], pause_ms)))  # type: ignore[arg-type]
+        return _done(await self.engine.submit(Release(right, reason, detail[:500])))  # type: ignore[arg-type]
 
     async def apply(
         self, right: Right, step_id: str, tool: str, args_json: str | None, wait_ms: int
@@ -205,28 +206,21 @@ class Authority:
 
     async def raise_budget(self, name: str, limit: Limit, by: str, note: str) -> BudgetInfo | Refused:
         """An operator sets limits of one budget, above the configured ones. Durable when it returns."""
-        kind, _, of = name.partition("/")
-        if kind not in ("run", "agent", "key") or not (is_id(of) or is_derived_id(of)):
+        kind, *parts = name.split("/")
+        if kind not in RAISABLE or not parts or not all(is_id(part) or is_derived_id(part) for part in parts):
             return Refused("not_found", "budget_unknown", {"budget": name})
         self.engine.book([raise_limit(self.engine.budget(name), limit, f"{by}: {note}" if note else by)])
         await self.engine.booked()
         return self._budget(name)
 
     def _budget(self, name: str) -> BudgetInfo:
-        budget = returned(self.engine.budget(name), self.engine.clock.now().ms)
-        reserved = [reservation.amount for reservation in budget.open]
-        return BudgetInfo(
-            name,
-            BudgetFigures(*budget.spent),
-            BudgetFigures(*budget.estimated),
-            BudgetFigures(*map(sum, zip(Amount(), *reserved, strict=True))),
-            BudgetFigures(*self.models.limit_of(name)),
-            budget.note,
-        )
+        return budget_info(self.engine.budget(name), self.models.limit_of(name), self.engine.clock.now().ms)
 
-    async def compensate(self, right: Right, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step (see `Gateway.compensate`)."""
-        return await self.gateway.compensate(right, StepId(step_id), wait_ms)
+    async def compensate(
+        self, right: Right, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, declared by its contract or `given` as (tool, arguments) (see `Gateway.compensate`)."""
+        return await self.gateway.compensate(right, StepId(step_id), wait_ms, given)
 
     async def save_result(self, right: Right, step_id: str, value_json: str) -> StepAnswer | Refused:
         """Journal a local step's value; the first value stands."""
@@ -256,12 +250,12 @@ class Authority:
 
     async def preempt(self, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
         """An operator ends the live epoch; the run can be claimed at once."""
-        expected = None if expect_epoch is None else Epoch(expect_epoch)
-        return _done(await self.engine.submit(Preempt(RunId(run_id), by, note, expected)))
+        return await self.oversee("preempt", run_id, by, note, expect_epoch)
 
-    async def thaw(self, run_id: str, by: str, note: str) -> Done | Refused:
-        """An operator lets a frozen run go on."""
-        return _done(await self.engine.submit(Thaw(RunId(run_id), by, note)))
+    async def oversee(self, verb: RunVerb, run_id: str, by: str, note: str, expect_epoch: int | None) -> Done | Refused:
+        """An operator's verb on a run. `expect_epoch` is the epoch they saw; an older one is refused as `moved`."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
+        return _done(await self.engine.submit(RUN_VERBS[verb](RunId(run_id), by, note[:NOTE_LENGTH_MAX], expected)))
 
     async def resolve(
         self,
@@ -273,10 +267,12 @@ class Authority:
         receipt_json: str,
         looked_at_ms: int | None,
         expect_attempts: int | None,
+        expect_epoch: int | None = None,
     ) -> Settled | Refused:
         """A person says what became of a step in doubt or held."""
+        expected = None if expect_epoch is None else Epoch(expect_epoch)
         command = Resolve(
-            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts
+            RunId(run_id), StepId(step_id), verdict, by, note, receipt_json, looked_at_ms, expect_attempts, expected
         )
         answer = await self.engine.submit(command)
         return answer if isinstance(answer, Settled | Refused) else _unexpected(answer)

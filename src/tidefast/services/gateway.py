@@ -12,6 +12,7 @@ or is cancelled doesn't cancel a call: each call runs as a task of its own and i
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,19 @@ import msgspec
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import StepAnswer
-from tidefast.protocol.canonical import JSON, call_digest, canonical
+from tidefast.protocol.canonical import JSON, call_digest, canonical, digest
 from tidefast.protocol.commands import Admit, Compensate, Settle
-from tidefast.protocol.contracts import Contract, Request, render_request, render_undo
+from tidefast.protocol.contracts import Contract, Request, Require, Undo, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
+from tidefast.protocol.events import object_json
 from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
-from tidefast.protocol.patterns import RenderError
+from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
 from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
+from tidefast.services.limits import Limiter, Reserved
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 from tidefast.services.tracing import mark, span
@@ -66,6 +69,7 @@ class Gateway:
         self._hook = hook
         self._bodies = Bodies(engine)
         self.prober = Prober(engine, tools, http, python)
+        self._limiter = Limiter(engine)
         self._calls: set[asyncio.Task[StepAnswer | Refused | Wait]] = set()
 
     async def apply(
@@ -84,9 +88,15 @@ class Gateway:
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
         return await self.until(right.run_id, wait_ms, asking)
 
-    async def compensate(self, right: Right, step_id: StepId, wait_ms: int) -> StepAnswer | Refused:
-        """The undo of a step, as a fenced step of its own. Refused where the step's contract declares none."""
-        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id))
+    async def compensate(
+        self, right: Right, step_id: StepId, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        """The undo of a step, as a fenced step of its own.
+
+        `given`: its tool and arguments, for a step whose contract declares none or that is to be undone otherwise. What
+        the books already hold of an undo stands; another given one is a conflict.
+        """
+        asking = self._prepare_undo(right, step_id, await self._engine.settled_step(right.run_id, step_id), given)
         if isinstance(asking, Refused):
             return await self._engine.fence(right) or asking
         return await self.until(right.run_id, wait_ms, asking)
@@ -163,8 +173,25 @@ class Gateway:
             contract_digest="" if known is None else known.digest,
             args_problem=problem,
         )
-        verdict = await self._engine.submit(command)
+        reserved = self._reserve(command, problem)
+        if isinstance(reserved, Refused | Wait):
+            return await self._engine.fence(right) or reserved
+        then = None if reserved is None else partial(self._limiter.admit, reserved)
+        verdict = await self._engine.submit(command, then)
         return await self._follow(right, step_id, verdict, args_json, request)
+
+    def _reserve(self, command: Admit, problem: str) -> Reserved | Refused | Wait | None:
+        """A place in the limits of a tool for a first sending; None where no limit asks for one.
+
+        Nothing may come between this and the intent: they are of one batch.
+        """
+        contract, right = command.contract, command.right
+        if contract is None or contract.limits is None or command.stored or problem:
+            return None
+        if self._engine.step(right.run_id, command.step_id) is not None:
+            return None
+        args = msgspec.json.decode(command.args_json)
+        return self._limiter.reserve(right.run_id, command.step_id, contract, args, command.deadline_ms)
 
     def _request(
         self, run_id: RunId, step_id: StepId, tool: Tool | None, args_json: str | None
@@ -221,12 +248,18 @@ class Gateway:
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
         settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
-        settled = await self._engine.submit(settle)
+        settled = await self._engine.submit(settle, self._settling_limits(right.run_id, step_id, send))
         if is_watched:
             await self.reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
+
+    def _settling_limits(self, run_id: RunId, step_id: StepId, send: Send) -> Callable[[Verdict], None] | None:
+        if send.contract.limits is None:
+            return None
+        args = msgspec.json.decode(self._bodies.stored_call(run_id, send.intent_seq)[0])
+        return partial(self._limiter.settle, run_id, step_id, send.contract, args)
 
     def _tell(
         self, right: Right, step_id: StepId, send: Send, outcome: Outcome, settled: Settled
@@ -240,8 +273,11 @@ class Gateway:
         match settled.state:
             case "rejected":
                 facts["receipt"] = msgspec.json.decode(outcome.receipt_json)
-                return Refused("step_rejected", "refused", facts)
+                reason = "precondition" if outcome.kind == "unmet" else "refused"
+                return Refused("step_rejected", reason, facts)
             case "held":
+                if send.contract.independent:
+                    facts["independent"] = True
                 return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
@@ -258,6 +294,10 @@ class Gateway:
         contract = send.contract
         if send.is_replay or args_json is None:
             args_json, request = self._bodies.stored_call(right.run_id, send.intent_seq)
+        if send.is_first and contract.require is not None:
+            unmet = await self._precondition(right, step_id, send, contract.require, args_json)
+            if unmet is not None:
+                return unmet
         if contract.kind == "http" and request is not None:
             name = f"{right.run_id}/{step_id}"
             return await self._http.send(contract, request, send.deadline_ms, step=name, epoch=right.epoch)
@@ -272,40 +312,48 @@ class Gateway:
             return outcome
         return Outcome("unlisted", outcome.receipt_json, "unexpected_answer")
 
-    def _prepare_undo(self, right: Right, step_id: StepId, target: Step | None) -> Asking | Refused:
-        """What the undo of a step would be: its tool as stored with the step, its arguments from the receipt."""
+    async def _precondition(
+        self, right: Right, step_id: StepId, send: Send, require: Require, args_json: str
+    ) -> Outcome | None:
+        """Why the first sending may not go: what must hold doesn't, or nobody could say. None if it may."""
+        sources: dict[str, JSON] = {"args": msgspec.json.decode(args_json)}
+        try:
+            match, args = require.match.filled(sources), fill(dict(require.args), sources)
+            name = f"{right.run_id}/{step_id}"
+            said = await self.prober.read(require.tool, args, send.key, send.deadline_ms, name, right.epoch)
+        except RenderError:
+            return Outcome("unsent", reason="precondition_unknown")
+        receipt = msgspec.json.decode(said.receipt_json)
+        if receipt is None or said.kind != "applied" or receipt["truncated"]:
+            return Outcome("unsent", reason="precondition_unknown")
+        if match.matches(receipt["status"] or 0, None if receipt.get("encoding") else receipt["body"]):
+            return None
+        body = canonical({"precondition": require.tool, "answer": receipt["body"]})
+        told = object_json(
+            body=body, content_type='"application/json"', digest=f'"{digest(body)}"', status="null", truncated="false"
+        )
+        return Outcome("unmet", told, "precondition")
+
+    def _prepare_undo(
+        self, right: Right, step_id: StepId, target: Step | None, given: tuple[str, str] | None
+    ) -> Asking | Refused:
+        """What the undo of a step would be: as given, as the books hold it, or as the step's stored contract says."""
         if target is None or not target.contract or not target.receipt_seq:
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
-        undo = self._engine.contract(target.contract).undo
-        if undo is None:
-            return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
-        known = self._tools.get(undo.tool)
-        args, _ = self._bodies.stored_call(right.run_id, target.intent_seq)
-        receipt = self._bodies.receipt(right.run_id, target.receipt_seq)
-        try:
-            args_json = canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt)))
-        except RenderError as error:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": str(error)})
-        undo_id = derived_id(step_id, "undo")
-        request, problem = self._request(right.run_id, undo_id, known, args_json)
-        if problem:
-            return Refused("invalid", "undo_args", {"step": step_id, "problem": problem})
-        return partial(self._admit_undo, right, step_id, undo_id, undo.tool, known, args_json, request)
-
-    async def _admit_undo(
-        self,
-        right: Right,
-        step_id: StepId,
-        undo_id: StepId,
-        tool: str,
-        known: Tool | None,
-        args_json: str,
-        request: Request | None,
-        now_ms: int,
-    ) -> StepAnswer | Refused | Wait:
-        if self._hook is not None:
-            await self.reach("gateway.before_intent", right, undo_id)
-            now_ms = self._engine.clock.now().ms
+        undo_id, problem = derived_id(step_id, "undo"), ""
+        begun = self._engine.step(right.run_id, undo_id)
+        if given is not None:
+            tool, args_json = given
+        elif begun is not None and begun.intent_seq:
+            tool, args_json = begun.tool, self._bodies.stored_call(right.run_id, begun.intent_seq)[0]
+        else:
+            undo = self._engine.contract(target.contract).undo
+            if undo is None:
+                return Refused("invalid", "no_undo", {"step": step_id, "tool": target.tool})
+            tool = undo.tool
+            args_json, problem = self._undo_args(right.run_id, target, undo)
+        known = self._tools.get(tool)
+        request, misfit = (None, problem) if problem else self._request(right.run_id, undo_id, known, args_json)
         contract = None if known is None else known.contract
         command = Compensate(
             right=right,
@@ -317,11 +365,30 @@ class Gateway:
             contract=contract,
             request=request,
             owner=self._engine.boot,
-            deadline_ms=now_ms + (0 if contract is None else contract.timeout_ms),
+            deadline_ms=0,
             contract_digest="" if known is None else known.digest,
+            problem=problem or misfit,
+            is_given=given is not None,
         )
+        return partial(self._admit_undo, command)
+
+    def _undo_args(self, run_id: RunId, target: Step, undo: Undo) -> tuple[str, str]:
+        """(the arguments of a declared undo, why they can't be written): from the stored call and its receipt."""
+        args, _ = self._bodies.stored_call(run_id, target.intent_seq)
+        receipt = self._bodies.receipt(run_id, target.receipt_seq)
+        try:
+            return canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt))), ""
+        except RenderError as error:
+            return "null", str(error)
+
+    async def _admit_undo(self, command: Compensate, now_ms: int) -> StepAnswer | Refused | Wait:
+        if self._hook is not None:
+            await self.reach("gateway.before_intent", command.right, command.undo_step_id)
+            now_ms = self._engine.clock.now().ms
+        timeout_ms = 0 if command.contract is None else command.contract.timeout_ms
+        command = replace(command, deadline_ms=now_ms + timeout_ms)
         verdict = await self._engine.submit(command)
-        return await self._follow(right, undo_id, verdict, args_json, request)
+        return await self._follow(command.right, command.undo_step_id, verdict, command.args_json, command.request)
 
     async def reach(self, point: Point, right: Right, step_id: StepId, **more: str | int) -> None:
         if self._hook is not None:

@@ -62,11 +62,11 @@ class LocalAuthority:
         answers = iter(await self._authority.renew([right for right in rights if right is not None]))
         return [UNKNOWN_TOKEN if right is None else next(answers) for right in rights]
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
         right = self._rights.get(token)
         if right is None:
             return UNKNOWN_TOKEN
-        return self._ended(token, await self._authority.release(right, reason, detail, pause_ms))
+        return self._ended(token, await self._authority.release(right, reason, detail))
 
     async def apply(
         self, token: str, step_id: str, tool: str, args_json: str | None, wait_ms: int
@@ -76,13 +76,19 @@ class LocalAuthority:
             return UNKNOWN_TOKEN
         return await self._authority.apply(right, step_id, tool, args_json, wait_ms)
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        right = self._rights.get(token)
+        return UNKNOWN_TOKEN if right is None else await self._authority.chat(right, step_id, body, wait_ms)
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         right = self._rights.get(token)
         return UNKNOWN_TOKEN if right is None else await self._authority.save_result(right, step_id, value_json)
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
         right = self._rights.get(token)
-        return UNKNOWN_TOKEN if right is None else await self._authority.compensate(right, step_id, wait_ms)
+        return UNKNOWN_TOKEN if right is None else await self._authority.compensate(right, step_id, wait_ms, given)
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:
         right = self._rights.get(token)

@@ -33,12 +33,12 @@ from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.gateway import RETRY_AFTER_MS, Gateway
+from tidefast.services.limits import told_over
 from tidefast.services.model_sender import Heard, ModelSender
 from tidefast.services.models import Model, ModelBook, cost
 from tidefast.services.relay import Relay
 from tidefast.services.upstream import Upstream
 
-MEMBER_FLAGS = {"calls": "--calls", "tokens": "--tokens", "micros": "--money", "open": "--calls"}
 QUEUED_MS = 1_000  # a second asker of a step that queues looks again after this
 NOTHING = Amount()
 UNSAID = ChatCall("", False, False, None), ""
@@ -161,7 +161,7 @@ class ModelHop:
         command = self._admit(hop)
         reserved = self._reserve(hop, command.deadline_ms)
         if isinstance(reserved, Over):
-            return await self._engine.fence(hop.right) or _over(reserved)
+            return await self._engine.fence(hop.right) or told_over(reserved, "budget")
         verdict = await self._engine.submit(command, partial(self._book_admit, reserved))
         return await self._follow(hop, upstream, verdict, reserved)
 
@@ -324,17 +324,3 @@ def _deaf(raw: bytes, is_end: bool) -> None:
 def _refusal_shown(receipt_json: str) -> JSON:
     receipt: dict[str, JSON] = msgspec.json.decode(receipt_json)
     return {name: value for name, value in receipt.items() if name != "raw"}
-
-
-def _over(over: Over) -> Refused:
-    unit = 1_000_000 if over.member == "micros" else 1
-    wanted = (over.committed + over.asked + unit - 1) // unit
-    facts: dict[str, JSON] = {
-        "budget": over.budget,
-        "member": "money" if over.member == "micros" else over.member,
-        "limit": over.limit / unit if unit > 1 else over.limit,
-        "committed": over.committed / unit if unit > 1 else over.committed,
-        "asked": over.asked / unit if unit > 1 else over.asked,
-        "command": f"tidefast budgets {over.budget} {MEMBER_FLAGS[over.member]} {wanted}",
-    }
-    return Refused("limit_reached", "budget", facts)

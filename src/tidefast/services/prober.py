@@ -14,10 +14,10 @@ import structlog
 from tidefast.engine.engine import Engine
 from tidefast.protocol.canonical import JSON, canonical, digest, text_json
 from tidefast.protocol.commands import AnswerProbe, ProbeWord
-from tidefast.protocol.contracts import Contract, Probe, Request, render_probe, render_request
+from tidefast.protocol.contracts import Contract, Probe, render_probe, render_request
 from tidefast.protocol.doubt import scope_change
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import RunId, StepId, spell_key
+from tidefast.protocol.ids import Epoch, RunId, StepId, spell_key
 from tidefast.protocol.patterns import RenderError, fill, member
 from tidefast.protocol.probing import read_answer
 from tidefast.protocol.records import Step
@@ -115,23 +115,24 @@ class Prober:
         self, probe: Probe, today: Contract, sources: dict[str, JSON], run_id: RunId, step: Step
     ) -> Outcome:
         deadline_ms = self._engine.clock.now().ms + TIMEOUT_MS
-        request: Request | None = None
         args: JSON = fill(dict(probe.args), sources)
+        name = f"{run_id}/{step.step_id}"
         if probe.tool:
-            known = self._tools.get(probe.tool)
-            if known is None or not isinstance(args, dict):
-                return Outcome("unsent", reason="tool_gone")
-            contract = known.contract
-            if contract.kind == "http":
-                request = render_request(contract, args, step.key)
-        else:
-            contract, request = today._replace(expect=None), render_probe(probe, sources)
-        if request is not None:
-            name = f"{run_id}/{step.step_id}"
-            return await self._http.send(contract, request, deadline_ms, step=name, epoch=step.epoch)
+            return await self.read(probe.tool, args, step.key, deadline_ms, name, step.epoch)
+        request = render_probe(probe, sources)
+        return await self._http.send(today._replace(expect=None), request, deadline_ms, step=name, epoch=step.epoch)
+
+    async def read(self, tool: str, args: JSON, key: str, deadline_ms: int, name: str, epoch: Epoch) -> Outcome:
+        """What a tool that only reads says now, in the name of a step. Raises `RenderError`."""
+        known = self._tools.get(tool)
+        if known is None or not isinstance(args, dict):
+            return Outcome("unsent", reason="tool_gone")
+        if known.contract.kind == "http":
+            request = render_request(known.contract, args, key)
+            return await self._http.send(known.contract, request, deadline_ms, step=name, epoch=epoch)
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
-        return await self._python(contract.tool, args if isinstance(args, dict) else {}, step.key, deadline_ms)
+        return await self._python(tool, args, key, deadline_ms)
 
 
 def read(probe: Probe, sources: dict[str, JSON], outcome: Outcome) -> tuple[ProbeWord, str, str]:

@@ -1,15 +1,18 @@
 """What people ask for: runs, logs, steps. Reads see durable rows only and change nothing."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
+from tidefast.protocol.answers import BudgetInfo, EventInfo, RunInfo, StepInfo
+from tidefast.protocol.budget import Amount, Budget, Limit, returned
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import RunEnd, RunHead, RunState, Step
 from tidefast.protocol.verdicts import Refused
 from tidefast.services.bodies import Bodies
+from tidefast.services.secrecy import masked
 
 LIMIT_MAX = 1_000
 PAGE_BYTES_MAX = 4 * 1024 * 1024
@@ -53,7 +56,8 @@ class Reads:
         while left > 0 and room > 0 and (page := self._engine.store.load_events(key, after, min(left, EVENTS_AT_ONCE))):
             for event, digest in ((stored.event, stored.digest) for stored in page):
                 if room > 0:
-                    found.append(EventInfo(*event[:6], digest))
+                    shown = self._shown(run_id, event.step_id, event.data_json)
+                    found.append(EventInfo(*event[:5], shown, digest))
                     room -= len(event.data_json)
             left, after = left - len(page), page[-1].event.seq
         return found
@@ -67,6 +71,11 @@ class Reads:
             self._step_info(run_id, step, with_bodies=False)
             for step in self._engine.store.load_steps(key, start, min(limit, LIMIT_MAX))
         ]
+
+    async def budgets(self, after: str, limit: int) -> Sequence[BudgetInfo]:
+        """Budgets in order of their names, with the limits that operators have set; others aren't known here."""
+        found = self._engine.store.budgets(after, min(limit, LIMIT_MAX))
+        return [budget_info(budget, budget.raised, self._engine.clock.now().ms) for budget in found]
 
     async def step(self, run_id: RunId, step_id: StepId) -> StepInfo | Refused:
         step = await self._engine.settled_step(run_id, step_id)
@@ -125,8 +134,10 @@ class Reads:
 
     def _info(self, head: RunHead, *, with_bodies: bool) -> RunInfo:
         end_seq, name = (
-            (head.end_seq, "result") if head.end == "completed" else (head.failing_seq or head.end_seq, "error")
+            (head.end_seq, "result") if head.end == "completed" else (head.ending_seq or head.end_seq, "error")
         )
+        if head.end == "cancelled":
+            name = "note"
         return RunInfo(
             run_id=head.run_id,
             agent=head.agent,
@@ -161,11 +172,22 @@ class Reads:
             attempts=step.attempts,
             undo_of=step.undo_of,
             closed_by=step.closed_by,
-            intent_json=self._bodies.data(run_id, step.intent_seq) if with_bodies and step.intent_seq else "null",
-            receipt_json=self._bodies.data(run_id, step.receipt_seq) if with_bodies and step.receipt_seq else "null",
+            intent_json=self._body(run_id, step, step.intent_seq) if with_bodies else "null",
+            receipt_json=self._body(run_id, step, step.receipt_seq) if with_bodies else "null",
             settled_seq=step.settled_seq,
             now_ms=self._engine.clock.now().ms,
         )
+
+    def _body(self, run_id: RunId, step: Step, seq: int) -> str:
+        return self._shown(run_id, step.step_id, self._bodies.data(run_id, seq)) if seq else "null"
+
+    def _shown(self, run_id: RunId, step_id: StepId | None, data_json: str) -> str:
+        """An event's data as people may see it: without what the contract of its step calls secret."""
+        step = None if step_id is None else self._engine.step(run_id, step_id)
+        if step is None or not step.contract or not (paths := self._engine.contract(step.contract).secret):
+            return data_json
+        args, _ = self._bodies.stored_call(run_id, step.intent_seq)
+        return masked(data_json, paths, json.loads(args))
 
 
 def _troubled(heads: Sequence[RunHead]) -> Iterator[tuple[RunHead, StepId, bool]]:
@@ -178,3 +200,12 @@ def _troubled(heads: Sequence[RunHead]) -> Iterator[tuple[RunHead, StepId, bool]
 
 def _no_run(run_id: RunId) -> Refused:
     return Refused("not_found", "run_unknown", {"run": run_id})
+
+
+def budget_info(budget: Budget, limit: Limit, now_ms: int) -> BudgetInfo:
+    """A budget as people see it, without the reservations that have returned."""
+    budget = returned(budget, now_ms)
+    reserved = Amount()
+    for reservation in budget.open:
+        reserved = reserved.plus(reservation.amount)
+    return BudgetInfo(budget.name, *budget.spent, *budget.estimated, *reserved, *limit, budget.note)

@@ -15,6 +15,7 @@ class Relay:
 
     def __init__(self, fence: Callable[[], Refused | None]) -> None:
         self.has_begun = False  # something was delivered: no other attempt's answer may follow
+        self.is_whole = False  # the end was delivered as well
         self.cut: Refused | None = None  # why nothing is delivered any more
         self._fence = fence
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -38,7 +39,7 @@ class Relay:
     def committed(self) -> None:
         """The answer is durable and joined: its end may be heard."""
         if not self._is_deaf:
-            self.has_begun = True
+            self.has_begun = self.is_whole = True
             self._pieces.put_nowait(b"".join(self._held))
             self.close()
 

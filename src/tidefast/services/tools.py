@@ -51,7 +51,7 @@ class Tool(NamedTuple):
         if error is None:
             return None
         place = "".join(f"/{part}" for part in error.absolute_path) or "/"
-        return f"{place}: {error.message[:200]}"
+        return f"{place}: {'does not fit the schema' if self.contract.secret else error.message[:200]}"
 
 
 class ToolBook:

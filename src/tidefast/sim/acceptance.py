@@ -222,7 +222,7 @@ class Interleaving:
             case "preempted":
                 await world.authority.preempt(self._run, "operator", "capacity", None)
             case "released":
-                await world.authority.release(right, "shutdown", "", 0)
+                await world.authority.release(right, "shutdown", "")
             case "lapsed":
                 world.clock.advance(LEASE_MS + 1)
                 await world.engine.submit(Lapse(self._run))
@@ -295,7 +295,7 @@ class Interleaving:
 
     async def _decide_by_hand(self, successor: Right) -> Right:
         world = self._world
-        await world.authority.release(successor, "held", "", 0)
+        await world.authority.release(successor, "held", "")
         world.clock.advance(TIMEOUT_MS + 1)
         verdict: Literal["applied", "not_applied"] = "applied" if world.count(self._run, self._step) else "not_applied"
         looked = world.clock.ms

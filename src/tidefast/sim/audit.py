@@ -198,7 +198,9 @@ def _compare_head(trace: Trace, head: RunHead) -> Iterator[Violation]:
         ("checkpoint", head.checkpoint, run.checkpoint),
         ("checkpoint_seq", head.checkpoint_seq, 0 if saved is None else saved.event.seq),
         ("frozen", head.frozen, run.frozen),
-        ("is_failing", head.is_failing, run.is_failing),
+        ("paused", head.paused, run.paused),
+        ("ending", head.ending, run.ending),
+        ("to_undo", head.to_undo, run.to_undo),
         ("end", head.end, run.end),
         ("unsettled", sorted(head.unsettled), sorted(s.step_id for s in trace.steps.values() if s.is_unsettled)),
     )

@@ -240,8 +240,8 @@ class Line:
         answers: Sequence[Renewed | Refused] = await self._call("renew", tokens)
         return answers
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        done: Done | Refused = await self._call("release", token, reason, detail, pause_ms)
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        done: Done | Refused = await self._call("release", token, reason, detail)
         return done
 
     async def apply(
@@ -252,12 +252,18 @@ class Line:
         )
         return answer
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._call("chat", token, step_id, body, wait_ms, wait_ms=wait_ms)
+        return answer
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         answer: StepAnswer | Refused = await self._call("save_result", token, step_id, value_json)
         return answer
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        answer: StepAnswer | Refused = await self._call("compensate", token, step_id, wait_ms, wait_ms=wait_ms)
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._call("compensate", token, step_id, wait_ms, given, wait_ms=wait_ms)
         return answer
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:

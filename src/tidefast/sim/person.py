@@ -39,7 +39,7 @@ class Person:
                 await self._thaw(run.run_id)
 
     async def _thaw(self, run_id: RunId) -> None:
-        await self._world.ask(lambda authority: authority.thaw(run_id, BY, NOTE))
+        await self._world.ask(lambda authority: authority.oversee("thaw", run_id, BY, NOTE, None))
 
     async def _decide(self, step: StepInfo) -> None:
         world, chance = self._world, self._world.chance

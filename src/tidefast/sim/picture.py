@@ -50,7 +50,7 @@ LEGEND = (
     ("bolt", "#cf222e", "injected fault"),
 )
 ENDS = {"lease_lapsed": "lapsed", "lease_preempted": "preempted", "lease_released": "released"}
-OVER = frozenset(("run_completed", "run_failed"))
+OVER = frozenset(("run_completed", "run_failed", "run_cancelled"))
 
 
 class Told(Protocol):

@@ -101,6 +101,9 @@ class Store(WorkspaceTables, Protocol):
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         """Mutating steps settled after `since_seq` whose asking epoch is another one, in order of their settling."""
 
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        """Every mutating step of a run, in any order."""
+
     def load_contract(self, digest: str) -> str | None:
         """The canonical text of a contract that an intent named."""
 

@@ -96,6 +96,11 @@ class MemoryStore(MemoryWorkspaces):
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         return [s.step_id for s in self._finished(run_key, since_seq) if s.is_mutating and s.epoch != epoch]
 
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        with self._lock:
+            steps = list(self._steps.get(run_key, {}).values())
+        return [step.step_id for step in steps if step.is_mutating]
+
     def load_contract(self, digest: str) -> str | None:
         with self._lock:
             return self._contracts.get(digest)
@@ -155,7 +160,7 @@ class MemoryStore(MemoryWorkspaces):
             for _, head in self._in_order()
             if head.agent in agents
             and (not agents[head.agent] or head.agent_version in agents[head.agent])
-            and head.state in ("claimable", "failing")
+            and head.state in ("claimable", "failing", "cancelling")
             and head.not_before_ms <= now_ms
             and head.run_id.startswith(prefix)
         ]

@@ -21,7 +21,7 @@ CREATE TABLE runs (
 ) STRICT;
 
 -- Partial, so that a leased run's head is written without touching them more than needed.
-CREATE INDEX runs_waiting ON runs (agent, run_key) WHERE state IN ('claimable', 'failing');
+CREATE INDEX runs_waiting ON runs (agent, run_key) WHERE state IN ('claimable', 'failing', 'cancelling');
 CREATE INDEX runs_busy ON runs (run_key) WHERE is_busy = 1;
 CREATE INDEX runs_probing ON runs (probe_ms) WHERE probe_ms > 0;
 CREATE INDEX runs_state ON runs (state, run_key) WHERE state <> 'leased';

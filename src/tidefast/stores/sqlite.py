@@ -173,6 +173,11 @@ class SqliteStore(SqliteWorkspaces):
     def identity(self) -> Identity:
         return self._identity
 
+    def first_fault(self) -> str:
+        """The first page or index that is damaged, in SQLite's words; empty if none is. Reads the whole file."""
+        found = str(self._all("PRAGMA quick_check(1)")[0][0])
+        return "" if found == "ok" else found
+
     def run_key_max(self) -> int:
         return int(max(self._all(rows.RUN_KEY_MAX)[0][0], self._all(sqlite_workspaces.KEY_MAX)[0][0]))
 
@@ -199,6 +204,9 @@ class SqliteStore(SqliteWorkspaces):
     def forgotten(self, run_key: int, since_seq: int, epoch: Epoch) -> Sequence[StepId]:
         found = self._all(rows.FORGOTTEN, run_key, since_seq, epoch)
         return [StepId(step_id) for step_id, effect in found if effect in MUTATING]
+
+    def effects(self, run_key: int) -> Sequence[StepId]:
+        return [StepId(step_id) for step_id, effect in self._all(rows.EFFECTS, run_key) if effect in MUTATING]
 
     def load_contract(self, digest: str) -> str | None:
         row = self._one(rows.CONTRACT, digest)

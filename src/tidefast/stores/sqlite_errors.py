@@ -59,6 +59,7 @@ MEANING: dict[type[Exception], tuple[type[StoreError], str]] = {
     # raised by the bindings before SQLite sees the value
     OverflowError: (StoreUnavailable, "an integer is beyond 64 bits"),
     UnicodeEncodeError: (StoreUnavailable, "a text holds a lone surrogate"),
+    UnicodeDecodeError: (StoreCorrupt, "the file holds bytes where a text should be"),
     MemoryError: (StoreUnavailable, "memory ran out"),
 }
 

@@ -297,9 +297,9 @@ def open_checked(path: Path, *, writable: bool) -> apsw.Connection:
                 f"{path} has schema generation {generation}, this program reads {max(known)}; "
                 "start it once as the owner to bring the file up."
             )
-    except (apsw.Error, StoreError) as error:
+    except (apsw.Error, UnicodeDecodeError, StoreError) as error:
         connection.close()
-        if isinstance(error, apsw.Error):
+        if not isinstance(error, StoreError):
             raise explain(error, str(path), "opening") from error
         raise
     return connection

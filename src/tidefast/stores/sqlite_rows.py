@@ -130,6 +130,7 @@ FORGOTTEN = (
     "SELECT step_id, effect FROM steps WHERE run_key = ? AND settled_seq > ? AND settled_seq > 0 AND epoch <> ?"
     " AND state IN ('committed', 'rejected', 'compensated') ORDER BY settled_seq"
 )
+EFFECTS = "SELECT step_id, effect FROM steps WHERE run_key = ?"
 JOURNAL = (
     "SELECT s.step_id, s.kind, s.state, s.epoch, s.key, s.call_digest, s.settled_seq, s.reason,"
     " coalesce(e.data, '{}'), s.closed_by FROM steps s LEFT JOIN events e"
@@ -138,9 +139,9 @@ JOURNAL = (
     " AND s.state IN ('committed', 'rejected', 'compensated') ORDER BY s.settled_seq"
 )
 CLAIMABLE = (
-    "SELECT run_key, run_id FROM runs WHERE agent = ? AND state IN ('claimable', 'failing') AND not_before_ms <= ?"
-    " AND (? OR agent_version IN (SELECT value FROM json_each(?))) AND substr(run_id, 1, length(?)) = ?"
-    " ORDER BY run_key LIMIT ?"
+    "SELECT run_key, run_id FROM runs WHERE agent = ? AND state IN ('claimable', 'failing', 'cancelling')"
+    " AND not_before_ms <= ? AND (? OR agent_version IN (SELECT value FROM json_each(?)))"
+    " AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
 )
 PROBING = "SELECT run_id FROM runs WHERE probe_ms > 0 AND probe_ms <= ? ORDER BY probe_ms LIMIT ?"
 RUN_KEY = "SELECT run_key FROM runs WHERE run_id = ?"

@@ -78,19 +78,24 @@ class Seam:
     async def renew(self, tokens: Sequence[str]) -> Sequence[Renewed | Refused]:
         return await self._ask(self._local.renew(tokens))
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        return await self._ask(self._local.release(token, reason, detail, pause_ms))
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        return await self._ask(self._local.release(token, reason, detail))
 
     async def apply(
         self, token: str, step_id: str, tool: str, args_json: str | None, wait_ms: int
     ) -> StepAnswer | Refused:
         return await self._ask(self._local.apply(token, step_id, tool, args_json, wait_ms))
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        return await self._ask(self._local.chat(token, step_id, body, wait_ms))
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         return await self._ask(self._local.save_result(token, step_id, value_json))
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        return await self._ask(self._local.compensate(token, step_id, wait_ms))
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        return await self._ask(self._local.compensate(token, step_id, wait_ms, given))
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:
         answer = await self._ask(self._local.checkpoint(token, number, state_json))

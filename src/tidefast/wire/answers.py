@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from tidefast.protocol.answers import (
+    BudgetInfo,
     EventInfo,
     JournalEntry,
     JournalPage,
@@ -23,7 +24,19 @@ from tidefast.protocol.answers import (
 from tidefast.protocol.records import Attempt, AttemptState, RunState, StepKind, StepState
 from tidefast.protocol.verdicts import Done, Renewed, Settled
 
-Record = StepAnswer | JournalPage | LeaseGrant | RunCreated | RunInfo | EventInfo | StepInfo | Done | Renewed | Settled
+Record = (
+    BudgetInfo
+    | StepAnswer
+    | JournalPage
+    | LeaseGrant
+    | RunCreated
+    | RunInfo
+    | EventInfo
+    | StepInfo
+    | Done
+    | Renewed
+    | Settled
+)
 T = TypeVar("T")
 
 
@@ -67,7 +80,7 @@ class _LeaseGrant(Struct):
     input: Raw
     checkpoint: int
     state: Raw
-    is_failing: bool
+    is_ending: bool
     unsettled: list[str]
     journal: list[_JournalEntry]
     journal_next: int
@@ -138,6 +151,23 @@ class _StepInfo(Struct):
     receipt: Raw
     settled_seq: int
     now_ms: int
+
+
+class _BudgetInfo(Struct):
+    name: str
+    spent_calls: int
+    spent_tokens: int
+    spent_micros: int
+    estimated_calls: int
+    estimated_tokens: int
+    estimated_micros: int
+    reserved_calls: int
+    reserved_tokens: int
+    reserved_micros: int
+    limit_calls: int | None
+    limit_tokens: int | None
+    limit_micros: int | None
+    note: str
 
 
 class _Done(Struct):
@@ -236,6 +266,7 @@ SHAPES: dict[type, type[Struct]] = {
     RunInfo: _RunInfo,
     EventInfo: _EventInfo,
     StepInfo: _StepInfo,
+    BudgetInfo: _BudgetInfo,
     Done: _Done,
     Renewed: _Renewed,
     Settled: _Settled,

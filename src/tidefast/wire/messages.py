@@ -17,13 +17,13 @@ from msgspec import Meta, Struct, inspect
 from tidefast.protocol.canonical import BODY_BYTES_MAX, INTEGER_MAX, JSON
 from tidefast.protocol.ids import is_derived_id, is_id
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, LEASE_MAX_MS, LEASE_MIN_MS
+from tidefast.protocol.records import RunState
 from tidefast.wire.problem import Problem, invalid, too_large
 from tidefast.wire.strict import BadInput, canonical_text, read_object, type_name
 from tidefast.wire.tokens import is_holder
 
 WAIT_MAX_MS = 60_000
 WAIT_DEFAULT_MS = 30_000
-PAUSE_MAX_MS = 3_600_000
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 TOKENS_MAX = 1000
@@ -77,7 +77,6 @@ class Empty(Message):
 class Release(Message):
     reason: Literal["done", "error", "held", "shutdown", "drift"] = "done"
     detail: Note = ""
-    pause_ms: Annotated[int, Meta(ge=0, le=PAUSE_MAX_MS)] = 0
 
 
 class RenewMany(Message):
@@ -98,6 +97,10 @@ class SaveResult(Message):
 
 
 class Compensate(Message):
+    """`tool` with `args` for an undo that the step's contract isn't to say."""
+
+    tool: Word | None = None
+    args: ObjectJson | None = None
     wait_ms: WaitMs = WAIT_DEFAULT_MS
 
 
@@ -116,21 +119,22 @@ class Fail(Message):
     error: str
 
 
-class ExpectEpoch(Message):
-    epoch: Positive
+class Expect(Message, omit_defaults=True):
+    """What an operator saw: the run's newest epoch (0: never granted), and how many attempts the step had."""
+
+    epoch: Whole | None = None
+    attempts: Whole | None = None
 
 
-class ExpectAttempts(Message):
-    attempts: Whole
+class ExpectRun(Message):
+    epoch: Whole
 
 
-class Preempt(Message):
+class Oversee(Message):
+    """A verb of an operator on a run: why, and the epoch that they saw."""
+
     note: Note = ""
-    expect: ExpectEpoch | None = None
-
-
-class Thaw(Message):
-    note: Note = ""
+    expect: ExpectRun | None = None
 
 
 class Resolve(Message):
@@ -138,13 +142,13 @@ class Resolve(Message):
     note: Note
     receipt: AnyJson = "null"
     looked_at_ms: Whole | None = None
-    expect: ExpectAttempts | None = None
+    expect: Expect | None = None
 
 
 class RunsQuery(Message):
     after: NamedId | None = None
     limit: Count = PAGE_DEFAULT
-    state: Literal["claimable", "leased", "held", "frozen", "failing", "completed", "failed"] | None = None
+    state: RunState | None = None
 
 
 class AfterSeqQuery(Message):
@@ -155,6 +159,27 @@ class AfterSeqQuery(Message):
 class AfterStepQuery(Message):
     after: NamedId | None = None
     limit: Count = PAGE_DEFAULT
+
+
+class Chat(Message):
+    """A request in the chat completions protocol: looked at for being one JSON object, and passed on as it is."""
+
+    request: str
+
+
+class BudgetsQuery(Message):
+    after: Annotated[str, Meta(max_length=200)] = ""
+    limit: Count = PAGE_DEFAULT
+
+
+class RaiseBudget(Message):
+    """The limits that are set; what is left out stays as it was. Money is in millionths of the price table's unit."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    calls: Whole | None = None
+    tokens: Whole | None = None
+    micros: Whole | None = None
+    note: Note = ""
 
 
 class HeldQuery(Message):
@@ -184,6 +209,9 @@ def decode(kind: type[M], body: bytes) -> M | Problem:
     if len(body) > BODY_BYTES_MAX:
         return too_large()
     try:
+        if kind is Chat:
+            read_object(body)
+            return kind(request=body.decode())
         if not body and not any(field.is_needed for field in _fields(kind).values()):
             return kind()
         return _build(kind, read_object(body), "")

@@ -121,12 +121,19 @@ ROWS: dict[str, Row] = {
         _FACTS_KEPT,
         "An operator looks at it with `tidefast show` and lets it go on with `tidefast thaw`.",
     ),
+    "run_paused": Row(
+        409,
+        "The run is paused",
+        "An operator has paused the run; nothing new begins.",
+        _FACTS_KEPT,
+        "Give the lease back; an operator lets the run go on with `tidefast resume`.",
+    ),
     "run_ending": Row(
         409,
         "The run is ending",
-        "The run is failing; nothing new begins.",
+        "The run fails or is cancelled; nothing new begins.",
         _FACTS_KEPT,
-        "Settle or compensate what is open; then end the run.",
+        "Settle what is open by its stored calls, undo what is to be undone, then end the run.",
     ),
     "unsettled_effects": Row(
         409,
@@ -236,6 +243,11 @@ REASONS: dict[tuple[str, str], Words] = {
         "An operator compares the provider's record with the log, then resolves.",
     ),
     ("run_frozen", "no_progress"): Words("Grant after grant of this run brought no progress."),
+    ("run_frozen", "operator"): Words("An operator has frozen the run."),
+    ("unsettled_effects", "to_undo"): Words(
+        "The run is ending, and these steps are still to be undone, in this order: {steps}.",
+        "Ask for the undo of the first one, then repeat this call.",
+    ),
     ("run_frozen", "drift"): Words("The agent asked for another call than the stored one."),
     ("unsettled_effects", "not_asked"): Words(
         "This pass did not ask for these settled steps: {steps}.",

@@ -81,18 +81,33 @@ class Root:
             yield fd, parts[-1]
 
     @contextmanager
-    def file(self, parts: Parts) -> Iterator[tuple[int, os.stat_result]]:
-        """A regular file to read, which no other name leads to. Raises `NotDone`."""
+    def file(self, parts: Parts, *, is_lone: bool = True) -> Iterator[tuple[int, os.stat_result]]:
+        """A regular file to read; `is_lone`: which no other name leads to. Raises `NotDone`."""
         try:
             fd = self.open(parts, os.O_RDONLY | _FILE)
         except OSError as error:
             raise self._why(error, parts) from error
         try:
             status = os.fstat(fd)
-            refuse_unless_plain(status, parts)
+            refuse_unless_plain(status, parts, is_lone=is_lone)
             yield fd, status
         finally:
             os.close(fd)
+
+    def open_to_read(self, parts: Parts) -> int:
+        """A descriptor of a directory or a regular file. Raises `NotDone`."""
+        try:
+            fd = self.open(parts, os.O_RDONLY | _FILE)
+        except OSError as error:
+            raise self._why(error, parts) from error
+        status = os.fstat(fd)
+        if not stat.S_ISDIR(status.st_mode):
+            try:
+                refuse_unless_plain(status, parts)
+            except NotDone:
+                os.close(fd)
+                raise
+        return fd
 
     def status(self, parts: Parts) -> os.stat_result:
         """What stands at a path, a link being itself. Raises `NotDone`."""
@@ -137,8 +152,8 @@ class Root:
                 os.close(fd)
 
 
-def refuse_unless_plain(status: os.stat_result, parts: Parts) -> None:
-    """Refuse all but a regular file with one name. Raises `NotDone`."""
+def refuse_unless_plain(status: os.stat_result, parts: Parts, *, is_lone: bool = True) -> None:
+    """Refuse all but a regular file, by default with one name. Raises `NotDone`."""
     path = spell(parts)
     if stat.S_ISDIR(status.st_mode):
         raise conflict("is_a_directory", path, "a directory stands there")
@@ -146,7 +161,7 @@ def refuse_unless_plain(status: os.stat_result, parts: Parts) -> None:
         raise conflict("path_is_link", path, "a symbolic link stands there")
     if not stat.S_ISREG(status.st_mode):
         raise conflict("not_a_file", path, "a pipe, socket or device stands there")
-    if status.st_nlink > 1:
+    if is_lone and status.st_nlink > 1:
         raise conflict("hard_link", path, "the file has another name, perhaps outside")
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tidefast.protocol.canonical import JSON
 from tidefast.protocol.workspace import Entry
 from tidefast.sdk.replica.beneath import Root, refuse_unless_plain, rename_new
+from tidefast.sdk.replica.migration import migrate
 from tidefast.sdk.replica.patches import FilePatch, patched, read_patch
 from tidefast.sdk.replica.paths import OWN_DIRECTORY, Parts, parse, parse_directory, refuse_protected, spell
 from tidefast.sdk.replica.refusals import NotDone, conflict, misfit, told
@@ -181,6 +182,10 @@ class Files:
         gone = [path for path in tree.nodes if path == new or path.startswith(new + "/")]  # what it replaced
         changed = dict[str, Node | None].fromkeys([old, *moved, *gone])
         return Done({"source": old, "destination": new}, changed | scan_below(self._root, target, known))
+
+    def run_migration(self, args: w.RunMigration) -> Done:
+        changes, count = migrate(self._root, self._to_write(args.path), args.sql)
+        return Done({"changes": count}, self._replace(changes))
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 

@@ -32,15 +32,24 @@ class Stage:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        own = ensure_own(root)
-        try:
-            _make(own, "stage", 0o700)
-            self.fd = os.open("stage", _DIRECTORY, dir_fd=own)
-        finally:
-            os.close(own)
         self._numbers = itertools.count(1)
+        self.fd = self._open()
         for name in os.listdir(self.fd):
             self.clear(name)
+
+    def _open(self) -> int:
+        own = ensure_own(self._root)
+        try:
+            _make(own, "stage", 0o700)
+            return os.open("stage", _DIRECTORY, dir_fd=own)
+        finally:
+            os.close(own)
+
+    def again(self) -> None:
+        """Make the directory anew if a command has removed it."""
+        if os.fstat(self.fd).st_nlink == 0:
+            os.close(self.fd)
+            self.fd = self._open()
 
     def close(self) -> None:
         os.close(self.fd)

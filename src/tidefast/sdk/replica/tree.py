@@ -122,7 +122,12 @@ class _Walk:
                         self.left_out[path] = "special"
             for name, path in below:
                 if path in nodes:
-                    self.directory(os.open(name, _DIRECTORY, dir_fd=fd), path + "/")
+                    try:
+                        inside = os.open(name, _DIRECTORY, dir_fd=fd)
+                    except PermissionError:
+                        self.left_out[path] = "unreadable"
+                        continue
+                    self.directory(inside, path + "/")
         finally:
             os.close(fd)
 
@@ -130,7 +135,11 @@ class _Walk:
         if status.st_size > self.rules.file_bytes_max:
             self.left_out[path] = "too_large"
             return
-        fd = os.open(name, _READ, dir_fd=parent)
+        try:
+            fd = os.open(name, _READ, dir_fd=parent)
+        except PermissionError:  # not for root; nobody else can keep what it can't read
+            self.left_out[path] = "unreadable"
+            return
         try:
             status = os.fstat(fd)
             digest, size = hash_file(fd)
@@ -144,7 +153,7 @@ class _Walk:
         if is_path(path):
             self.nodes[path] = node
         else:
-            self.left_out[path.encode(errors="backslashreplace").decode()] = "name_invalid"
+            self.left_out[path] = "name_invalid"
 
 
 def link_entry(target: bytes) -> Entry:

@@ -68,7 +68,7 @@ class Move(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A command and which rows it must be shown; `places` None: every open step."""
+    """A command and which rows it must be shown; `places` None: every step."""
 
     command: Command
     wall_back: bool
@@ -164,7 +164,7 @@ class Moves:
         book = self.books[book_id]
         places = plan.places
         if places is None:
-            places = tuple(self.shape.place[entry.step_id] for entry in book.head.open)
+            places = tuple(range(len(self.shape.names)))
         missing = world.forgotten(book) if plan.forgotten else ()
         rows = self._rows[book_id]
         asked = (key, rows[0], missing, *[rows[place + 1] for place in places])
@@ -190,7 +190,7 @@ class Moves:
         command, wall_back = self.commands.of(key)
         wanted = machine.needs(command)
         places = tuple(self.shape.place[name] for name in wanted.steps if name in self.shape.place)
-        return Plan(command, wall_back, None if wanted.open_steps else places, wanted.forgotten)
+        return Plan(command, wall_back, None if wanted.effects else places, wanted.forgotten)
 
     def _shown(self, book: Book, places: tuple[int, ...], missing: tuple[StepId, ...]) -> View:
         steps = {step.step_id: step for place in places if (step := book.steps[place]) is not None}

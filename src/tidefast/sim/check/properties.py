@@ -93,7 +93,9 @@ def _run_facts(head: RunHead) -> RunFacts:
         expires_at_ms=head.expires_at_ms,
         checkpoint=head.checkpoint,
         frozen=head.frozen,
-        is_failing=head.failing_seq > 0,
+        paused=head.paused,
+        ending=head.ending,
+        to_undo=head.to_undo,
         end=head.end,
         grants=head.grants_without_progress,
         last_ms=PASSED,
@@ -137,8 +139,9 @@ def judge_events(start: Start, events: tuple[Event, ...], after: Book, contracts
 
 def _agree(trace: Trace, after: Book) -> None:
     head, run = after.head, trace.run
-    told = ((head.is_live and head.epoch) or 0, head.checkpoint, head.frozen, head.failing_seq > 0, head.end)
-    read = (run.live, run.checkpoint, run.frozen, run.is_failing, run.end)
+    stopped = (head.frozen, head.paused)
+    told = ((head.is_live and head.epoch) or 0, head.checkpoint, *stopped, head.ending, head.to_undo, head.end)
+    read = (run.live, run.checkpoint, run.frozen, run.paused, run.ending, run.to_undo, run.end)
     if told != read:
         raise Broken("altered_log", f"the head says {told}, but its log says {read}")
     for step in after.steps:

@@ -218,7 +218,8 @@ def _normal_head(shape: Shape, head: RunHead, steps: tuple[Step | None, ...], ep
         checkpoint_epoch=epochs.get(head.checkpoint_epoch, Epoch(0)),
         grants_without_progress=grants,
         not_before_ms=NOW + 1_000 if config.counts_grants and head.not_before_ms > NOW and not head.end else 0,
-        failing_seq=SINCE if head.failing_seq else 0,
+        last_step=None,
+        ending_seq=SINCE if head.ending_seq else 0,
         end_seq=SINCE if head.end_seq else 0,
         open=tuple(_normal_open(shape, head, steps, epochs)),
     )

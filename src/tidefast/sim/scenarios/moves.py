@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.canonical import canonical
-from tidefast.protocol.commands import MarkLost, OutcomeKind, ResolveVerdict, Settle
+from tidefast.protocol.commands import MarkLost, OutcomeKind, ResolveVerdict, RunVerb, Settle
 from tidefast.protocol.fields import duration_ms
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.laws import Ack
@@ -128,9 +128,8 @@ async def _renew(stage: Stage, move: Move) -> None:
 async def _release(stage: Stage, move: Move) -> None:
     who, reason = word(move, 1, "a worker"), move.options.get("reason", "shutdown")
     says(stage, _name(who), f"lease given back ({reason})")
-    pause = length_ms(move.options.get("pause", "0s"))
     await stage.ask(
-        _name(who), "release", stage.authority.release(stage.right(who), reason, "", pause), _ack(stage, who, "release")
+        _name(who), "release", stage.authority.release(stage.right(who), reason, ""), _ack(stage, who, "release")
     )
 
 
@@ -188,17 +187,40 @@ async def _fail(stage: Stage, move: Move) -> None:
     await stage.ask(_name(who), "fail", stage.authority.fail(stage.right(who), why), _ack(stage, who, "fail"))
 
 
+async def _oversee(stage: Stage, move: Move, verb_: RunVerb, told: str) -> None:
+    expect_epoch = int(move.options["expect"]) if "expect" in move.options else None
+    says(stage, PERSON, told)
+    await stage.ask(PERSON, verb_, stage.authority.oversee(verb_, stage.run, "ann", "", expect_epoch))
+
+
 @verb("preempt")
 async def _preempt(stage: Stage, move: Move) -> None:
-    expect_epoch = int(move.options["expect"]) if "expect" in move.options else None
-    says(stage, PERSON, "end the lease")
-    await stage.ask(PERSON, "preempt", stage.authority.preempt(stage.run, "ann", "", expect_epoch))
+    await _oversee(stage, move, "preempt", "end the lease")
+
+
+@verb("pause")
+async def _pause(stage: Stage, move: Move) -> None:
+    await _oversee(stage, move, "pause", "nothing new, please")
+
+
+@verb("resume")
+async def _resume(stage: Stage, move: Move) -> None:
+    await _oversee(stage, move, "resume", "go on after the pause")
+
+
+@verb("halt")
+async def _halt(stage: Stage, move: Move) -> None:
+    await _oversee(stage, move, "freeze", "stop, I must look at it")
 
 
 @verb("thaw")
 async def _thaw(stage: Stage, move: Move) -> None:
-    says(stage, PERSON, "go on")
-    await stage.ask(PERSON, "thaw", stage.authority.thaw(stage.run, "ann", ""))
+    await _oversee(stage, move, "thaw", "go on")
+
+
+@verb("cancel")
+async def _cancel(stage: Stage, move: Move) -> None:
+    await _oversee(stage, move, "cancel", "end this run, and undo it")
 
 
 @verb("resolve")

@@ -91,8 +91,8 @@ class Seam:
     async def renew(self, tokens: Sequence[str]) -> Sequence[Renewed | Refused]:
         raise NotImplementedError
 
-    async def release(self, token: str, reason: str, detail: str, pause_ms: int) -> Done | Refused:
-        answer: Done | Refused = await self._ask(token, "release", reason, detail, pause_ms)
+    async def release(self, token: str, reason: str, detail: str) -> Done | Refused:
+        answer: Done | Refused = await self._ask(token, "release", reason, detail)
         return answer
 
     async def apply(
@@ -101,12 +101,18 @@ class Seam:
         answer: StepAnswer | Refused = await self._ask(token, "apply", step_id, tool, args_json, wait_ms)
         return answer
 
+    async def chat(self, token: str, step_id: str, body: str, wait_ms: int) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._ask(token, "chat", step_id, body, wait_ms)
+        return answer
+
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         answer: StepAnswer | Refused = await self._ask(token, "save_result", step_id, value_json)
         return answer
 
-    async def compensate(self, token: str, step_id: str, wait_ms: int) -> StepAnswer | Refused:
-        answer: StepAnswer | Refused = await self._ask(token, "compensate", step_id, wait_ms)
+    async def compensate(
+        self, token: str, step_id: str, wait_ms: int, given: tuple[str, str] | None = None
+    ) -> StepAnswer | Refused:
+        answer: StepAnswer | Refused = await self._ask(token, "compensate", step_id, wait_ms, given)
         return answer
 
     async def checkpoint(self, token: str, number: int, state_json: str) -> Done | Refused:

@@ -61,11 +61,12 @@ provider saw or said, `=` what a caller was told, `!` what happened to a process
 and a rewrite leaves them alone. The words of a move: `grant W`, `apply W STEP TOOL name=value`, `checkpoint W N`,
 `complete W`, `fail W WHY`, `compensate W STEP`, `release W`, `renew W`, `result W STEP VALUE`, `race W W`, `drive W`
 (a pass of an agent through the SDK), `freeze W`, `wake W`, `kill W`, `kill authority`, `freeze gateway at=POINT`, `wake
-gateway`, `preempt`, `thaw`, `resolve STEP VERDICT looked=AGO`, `advance 16s`, `sweep`, `wall back 1h`, `store fails
-before`, `deploy TOOL gone`, `provider forgets`. What becomes of a call is said with it: `withhold=request` or `answer`
-(then `land STEP`, `late ack STEP` or `lose answer STEP`), `lose=connection`, `request` or `answer`, `answer=402`,
-`commit=500` (done, then answered 500). Tools: `charge` and `refund` know a key again for a day, `mail` knows nothing,
-`lookup` only reads. `W` carries its newest lease; `w1@2` presents epoch 2 under w1's name.
+gateway`, `preempt`, `pause`, `resume`, `halt` (freeze the run), `thaw`, `cancel`, `resolve STEP VERDICT looked=AGO`,
+`advance 16s`, `sweep`, `wall back 1h`, `store fails before`, `deploy TOOL gone`, `provider forgets`. What becomes of a
+call is said with it: `withhold=request` or `answer` (then `land STEP`, `late ack STEP` or `lose answer STEP`),
+`lose=connection`, `request` or `answer`, `answer=402`, `commit=500` (done, then answered 500). Tools: `charge` and
+`refund` know a key again for a day, `mail` knows nothing, `lookup` only reads. `W` carries its newest lease; `w1@2`
+presents epoch 2 under w1's name.
 """.replace("stale_worker", "zombie_before_call")
 
 

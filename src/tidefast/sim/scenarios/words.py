@@ -45,9 +45,13 @@ TOLD: Mapping[str, str] = {
     "checkpoint_saved": "checkpoint {number} saved",
     "run_frozen": "run FROZEN: {reason}",
     "run_thawed": "run goes on",
+    "run_paused": "run is paused",
+    "run_resumed": "run is resumed",
     "run_failing": "run is failing",
+    "run_cancelling": "run is being cancelled",
     "run_completed": "run COMPLETED",
     "run_failed": "run FAILED",
+    "run_cancelled": "run CANCELLED",
 }
 
 
@@ -116,7 +120,7 @@ class Words:
             parts.append("journal " + " ".join(f"{entry.step_id}={entry.state}" for entry in grant.journal))
         if grant.unsettled:
             parts.append(f"unsettled {' '.join(grant.unsettled)}")
-        return "granted " + ", ".join(parts + ["the run is failing"] * grant.is_failing)
+        return "granted " + ", ".join(parts + ["the run is ending"] * grant.is_ending)
 
     def _facts(self, data: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
         found = []
