@@ -33,6 +33,9 @@ from tidefast.cli.main import main
 from tidefast.server.load import Load
 if sys.argv[1] == "refuse-nothing":
     Load.is_behind = lambda self, path: False
+if sys.argv[1] == "any-depth":
+    from tidefast.wire import strict
+    strict._check_depth = lambda text: None
 sys.exit(main(["serve", "--store", sys.argv[2], "--port", "0", "--json"]))
 """
 

@@ -1,12 +1,13 @@
 """Who waits for a run to become claimable, and whom one wakes.
 
 A run that becomes claimable wakes one waiter that may take it, not all of them: a thousand idle workers must not each
-ask the store whenever anything is committed. A wake that is lost, because its waiter hung up, is made good by the next
-look that each waiter takes by itself.
+ask the store whenever anything is committed. A run that rests wakes one when its rest is over. A waiter that is
+cancelled when it has just been woken passes the wake on; whatever else is lost is made good by the look that each
+waiter takes by itself, now and then.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidefast.protocol.lease import not_claimable
 from tidefast.protocol.records import Now, RunHead
@@ -17,19 +18,21 @@ Wanted = tuple[Mapping[str, Sequence[str]], str]  # agents with their versions (
 class Claimers:
     """The waiters of one engine, in order of their coming. For the event loop's thread only."""
 
-    def __init__(self) -> None:
-        self._of_agent: dict[str, dict[asyncio.Future[None], Wanted]] = {}
+    def __init__(self, now: Callable[[], Now]) -> None:
+        self._now = now
+        self._of_agent: dict[str, dict[asyncio.Future[RunHead], Wanted]] = {}
 
     async def wait(self, agents: Mapping[str, Sequence[str]], prefix: str, timeout_ms: int) -> None:
         """Return when a run that may be taken became claimable, or after the time given."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[RunHead] = asyncio.get_running_loop().create_future()
         for agent in agents:
             self._of_agent.setdefault(agent, {})[waiter] = agents, prefix
         try:
-            async with asyncio.timeout(max(timeout_ms, 0) / 1_000):
-                await waiter
-        except TimeoutError:
-            return
+            await asyncio.wait((waiter,), timeout=max(timeout_ms, 0) / 1_000)
+        except asyncio.CancelledError:
+            if waiter.done():
+                asyncio.get_running_loop().call_soon(self.changed, waiter.result())
+            raise
         finally:
             for agent in agents:
                 waiting = self._of_agent[agent]
@@ -37,17 +40,19 @@ class Claimers:
                 if not waiting:
                     del self._of_agent[agent]
 
-    def wake(self, head: RunHead, now: Now) -> None:
-        """Tell the first who may take this run, if it can be taken."""
-        waiting = self._of_agent.get(head.agent)
-        if not waiting or not_claimable(head, now) is not None:
-            return
-        for waiter, (agents, prefix) in waiting.items():
+    def changed(self, head: RunHead) -> None:
+        """A head became durable: tell the first who may take its run, if it can be taken, or when it can."""
+        now = self._now()
+        if now.ms < head.not_before_ms and not head.is_live:
+            rest_s = (head.not_before_ms - now.ms) / 1_000
+            asyncio.get_running_loop().call_later(rest_s, self._wake, head)  # who is woken looks whether it still is so
+        elif head.agent in self._of_agent and not_claimable(head, now) is None:
+            self._wake(head)
+
+    def _wake(self, head: RunHead) -> None:
+        for waiter, (agents, prefix) in self._of_agent.get(head.agent, {}).items():
             versions = agents[head.agent]
-            if (
-                not waiter.done()
-                and head.run_id.startswith(prefix)
-                and (not versions or head.agent_version in versions)
-            ):
-                waiter.set_result(None)
+            is_wanted = head.run_id.startswith(prefix) and (not versions or head.agent_version in versions)
+            if is_wanted and not waiter.done():
+                waiter.set_result(head)
                 return

@@ -94,6 +94,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin with a request, or refuse it at once where the server is behind: that must cost next to nothing."""
+        if cycle.disconnected:
+            self.transport.close()
+            return
         if not self.load.is_behind(cycle.scope["path"]):
             super()._start_asgi_task(cycle, app)
             return
@@ -191,8 +194,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_dead = True
         self._disarm()
         cycle: RequestResponseCycle | None = self.cycle
-        if self._in_body and (self.pipeline or (cycle is not None and cycle.response_complete)):
-            self.transport.close()  # the answer was given, or another one is due first
+        if self._in_body and cycle is not None and self.pipeline:
+            cycle.disconnected = True  # the newest; those before it are answered, and when its turn comes it is the end
+            return
+        if self._in_body and cycle is not None and cycle.response_complete:
+            self.transport.close()  # the answer was given
             return
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or not self._in_body:

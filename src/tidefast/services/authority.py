@@ -49,7 +49,7 @@ from tidefast.services.relay import Relay
 RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
 NOTE_LENGTH_MAX = 4_096
-CLAIM_SLICE_MS = 500  # a waiting claim looks again after this and up to as much more: a pause ends without any event
+CLAIM_SLICE_MS = 4_000  # a waiting claim is woken if there is a run for it; it looks by itself after once or twice this
 
 
 class Authority:
