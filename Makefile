@@ -51,6 +51,8 @@ deep: $(STAMP)  ## longer runs: fresh random examples, twenty thousand interleav
 	@$(BIN)/tidefast check
 	@echo "deep: all 40,320 orders of eight events"
 	@$(BIN)/tidefast sim --orders
+	@echo "deep: the mutation score of the rules, on a sample"
+	@$(BIN)/python -m tests.mutants.score --sample 400
 	@echo "deep: a campaign in virtual time"
 	@$(BIN)/tidefast sim --gate
 

@@ -49,6 +49,13 @@ def undone(log: Log) -> Log:
     return log.say("undo_begun", 1, "pay", undo="pay~undo").fenced("pay~undo", tool=REFUND, undo_of="pay")
 
 
+def found_nothing(status: int) -> Log:
+    """The undo of a step whose contract takes 404 for *there was nothing to undo*."""
+    log = Log().paid(tool=TRIP).say("undo_begun", 1, "pay", undo="pay~undo")
+    log.fenced("pay~undo", tool=REFUND, undo_of="pay")
+    return log.told("step_held", 1, "pay~undo", reason="undo_nothing", receipt={"status": status, "body": None})
+
+
 def trips() -> Log:
     return Log().paid("a", tool=TRIP).paid("b", tool=TRIP)
 
@@ -88,6 +95,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ("double_apply", "pay", 7, undone(Log().paid()).replayed().history()),
     ("double_apply", "pay", 7, undone(Log().paid()).say("undo_begun", 1, "pay", undo="pay~undo").history()),
     ("double_apply", "pay", 7, undone(Log().paid()).say("step_compensated", 1, "pay", undo="pay~undo").history()),
+    ("double_apply", "pay", 5, undone(doubted().later(60_000)).history()),
     ("dead_commit", "pay", 6, Log().fenced().preempted(1).granted(2).told("step_committed", 1).history()),
     ("dead_commit", "pay", 5, Log().fenced().preempted(1).told("step_committed", 1).history()),
     ("dead_commit", "pay", 6, Log().fenced().preempted(1).granted(2).told("step_committed", 2).history()),
@@ -165,6 +173,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ),
     ("doubt_as_failure", "pay", 6, doubted().later(5_000).replayed().told("step_rejected").history()),
     ("doubt_as_failure", "pay", 6, doubted().later(5_000).replayed().say("step_withdrawn", 1, "pay").history()),
+    ("doubt_as_failure", "pay~undo", 7, found_nothing(410).history()),
     ("orphan", "pay", 4, Log().fenced().say("run_completed", 1).history()),
     ("orphan", "pay", 5, Log().fenced().told("step_applied").say("run_failed", 1, error="x").history()),
     ("orphan", "pay", 4, Log().say("run_failing", 1, error="x").fenced().history()),
@@ -212,6 +221,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
         5,
         probed(Log().fenced(lag_ms=90_000).told("step_doubted").later(60_000), "unclear").history(),
     ),
+    ("time_allowed", "pay", 5, undone(doubted()).history(contracts={})),
     ("time_allowed", "pay", 5, doubted().replayed(older_over=True).history()),
     ("time_allowed", None, 3, Log().say("lease_lapsed", 1, expires_at_ms=0).history()),
     ("time_allowed", "pay", 3, Log().later(-1).fenced().history()),
@@ -269,6 +279,10 @@ def test_the_laws_do_not_ask_the_rules() -> None:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidefast"):
                 assert (node.module or "").rpartition(".")[2] in allowed
+
+
+def test_an_undo_that_found_nothing_is_booked_so_if_the_undone_steps_contract_says_it() -> None:
+    assert judge(found_nothing(404).history()) == ()
 
 
 def test_two_laws_may_be_broken_at_once() -> None:

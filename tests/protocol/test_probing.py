@@ -246,6 +246,7 @@ def test_an_independent_tool_that_is_held_does_not_hold_the_runs_other_steps() -
     assert isinstance(book.admit("mail", KEYED).verdict, Send)  # type: ignore[arg-type]
     book.settle(step_id="mail")  # type: ignore[arg-type]
     assert code(book.complete()) == "unsettled_effects"
+    lawful(book)
     book.release()
     assert book.head.state == "claimable"
     book.granted()

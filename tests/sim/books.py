@@ -37,7 +37,7 @@ UUID = CHARGE._replace(tool="uuid", key="field:meta.key", key_form="uuid")
 ROUGH = Contract("rough", "http", url="https://rough.example", refusals=(Pattern(402),))
 LOOK = Contract("look", "http", effect="none", url="https://look.example", refusals=(Pattern(402),))
 REFUND = CHARGE._replace(tool="refund")
-TRIP = CHARGE._replace(tool="trip", undo=Undo("refund", {"charge": "{receipt.body.id}"}))
+TRIP = CHARGE._replace(tool="trip", undo=Undo("refund", {"charge": "{receipt.body.id}"}, nothing=Pattern(404)))
 LOCAL = Contract("local", "python", key="field:key", key_ttl_ms=86_400_000)
 CONTRACTS = {contract_digest(each): each for each in (CHARGE, PATIENT, UUID, ROUGH, LOOK, REFUND, TRIP, LOCAL)}
 

@@ -25,6 +25,8 @@ KEYLESS = Config("keyless", (keyless("mail"),), 1, **LEAN)
 LOOKS = Config("looks", (keyless("mail"),), 1, fails=False)
 UNDO = Config("undo", (undoable("pay"),), 1, **LEAN)
 TWO = Config("two", (keyed("pay"), keyless("mail")), 1, **LEAN)
+RESTORED = Config("restored", (keyless("mail"),), 1, restores=True, **LEAN)
+RESTORED_LATER = Config("restored later", (keyless("mail"),), 2, restores=True, **LEAN)
 SAVES = Config("saves", (keyed("pay"),), 1, checkpoints=2, **LEAN)
 WORDS = Config("words", (keyed("pay"),), 1, words=True, **LEAN)
 COUNTS = Config("counts", (keyed("pay"),), 0, counts_grants=True, **LEAN)
@@ -225,7 +227,22 @@ def superseded_booked_as_failed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step, "admit", admit)
 
 
+def restore_forgets_its_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lease, "window_of", lambda view, head: None)
+
+
+def incarnation_not_raised(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lease, "next_epoch", lambda newest, incarnation: type(newest)(newest + 1))
+
+
+def pending_sent_as_ever_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step, "may_be_lost", lambda known, incarnation: False)
+
+
 MUTANTS: list[tuple[Patch, Config]] = [
+    (restore_forgets_its_window, RESTORED),
+    (incarnation_not_raised, RESTORED),
+    (pending_sent_as_ever_after_a_restore, RESTORED_LATER),
     (fence_off_in_admit, KEYED),
     (fence_compares_larger, KEYED),
     (undo_without_fence, UNDO),

@@ -10,6 +10,7 @@ from tidefast.protocol.budget import Amount, Budget, Limit, Reservation
 from tidefast.protocol.events import Event, first_broken
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.notices import Notice
 from tidefast.protocol.records import View
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -445,3 +446,13 @@ def test_budgets_come_back_as_they_were_and_in_order_of_their_names(store: Store
     assert [budget.name for budget in store.budgets("agent/a", 1)] == ["run/r"]
     store.commit(Batch(budgets={"run/r": first._replace(version=4, open=())}))
     assert store.load_budget("run/r") == first._replace(version=4, open=())
+
+
+def test_notices_are_due_in_their_order_and_gone_once_they_are_told(store: Store) -> None:
+    late, soon = Notice("n_b", "{}", 0, 20), Notice("n_a", "{}", 0, 10)
+    store.commit(Batch(notices={late.id: late, soon.id: soon}))
+    assert list(store.notices(9, 9)) == []
+    assert list(store.notices(20, 9)) == [soon, late]
+    assert list(store.notices(20, 1)) == [soon]
+    store.commit(Batch(notices={soon.id: soon._replace(tries=1, due_ms=30), late.id: None}))
+    assert list(store.notices(99, 9)) == [soon._replace(tries=1, due_ms=30)]

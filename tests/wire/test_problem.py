@@ -10,6 +10,8 @@ import pytest
 
 from tidefast.protocol import step as anchor
 from tidefast.protocol.verdicts import Code, Refused
+from tidefast.server import keyfile, keys
+from tidefast.wire import tokens
 from tidefast.wire.problem import CODES, Problem, from_json, from_refused, problem, to_refused
 from tidefast.wire.refusals import REASONS, ROWS
 
@@ -104,3 +106,9 @@ def test_what_is_no_problem_is_not_read_as_one(body: bytes) -> None:
 def test_odd_members_of_a_problem_do_no_harm() -> None:
     told = from_json(409, b'{"code":"stale_epoch","facts":[1],"retry_after_ms":"x"}')
     assert isinstance(told, Problem) and told.facts == {} and told.retry_after_ms == 0
+
+
+@pytest.mark.parametrize("prefix", [tokens.PREFIX, keyfile.PREFIX, keys.PREFIX])
+def test_a_secret_where_a_name_belongs_is_not_told_back(prefix: str) -> None:
+    told = problem("not_found", "run_unknown", {"run": f"{prefix}0123456789abcdef"})
+    assert "0123456789" not in told.to_json().decode() and "(a secret)" in told.detail

@@ -54,6 +54,8 @@ class Settings:
     app: str | None
     files: "Files"
     names: frozenset[str]
+    notify: str | None
+    notify_secret: Path
     as_json: bool
 
 
@@ -96,6 +98,12 @@ def serve(
         Path | None, Parameter(help="The file with the key that signs leases; made beside the store at first use.")
     ] = None,
     operator_key: OperatorKey = None,
+    notify: Annotated[
+        str | None, Parameter(help="The webhook that is told of held steps, frozen and failed runs: http(s)://….")
+    ] = None,
+    notify_secret: Annotated[
+        Path | None, Parameter(help="The file with the key that signs notices; made beside the store at first use.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Serve an authority and its gateway over HTTP.
@@ -113,7 +121,8 @@ def serve(
 
     files = Files(secret or places.secret_path(path), operator_key or places.operator_key_path(path), keys)
     names = frozenset(name.lower() for name in allow_host)
-    settings = Settings(path, host, port, tools, models, app, files, names, as_json)
+    signs = notify_secret or places.notify_secret_path(path)
+    settings = Settings(path, host, port, tools, models, app, files, names, notify, signs, as_json)
     configure_log()
     run_program(_serve(settings, problems))
     return ExitCode.OK
@@ -128,7 +137,8 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         raise ConfigProblems(problems.found)
     store = own(str(settings.store), create=True)
     clock = system_clock(store)
-    runner = None if settings.app is None else ProcessRunner(clock, settings.app)
+    hidden = wiring.credential_variables(settings.tools)
+    runner = None if settings.app is None else ProcessRunner(clock, settings.app, hidden)
     try:
         starting = None if runner is None else asyncio.create_task(runner.start())
         await asyncio.sleep(0)  # the tools' process starts to import, and so does this one
@@ -139,6 +149,7 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         served = problems.check(lambda: wiring.build_models(settings.models))
         book = problems.check(lambda: wiring.build_tools(settings.tools, settings.app or "", contracts))
         credentials = problems.check(lambda: settings.files.load(store.identity().namespace))
+        signs = problems.check(lambda: _notify_secret(settings))
         if problems.found or book is None or credentials is None:
             raise ConfigProblems(problems.found)
         parts = await wiring.build_authority(store, book, runner, hook, clock, served)
@@ -148,6 +159,8 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         store.close()
         raise
     parts.tool_process = runner
+    if settings.notify is not None and signs is not None:
+        parts.notifier = _notifier(parts, settings.notify, signs)
     app = server_app.build_app(parts.authority, credentials, _hosts(settings))
     parts.engine.on_commit = app.state.meters.committed
     try:
@@ -156,6 +169,32 @@ async def _serve(settings: Settings, problems: Problems) -> None:
         await parts.stop()
         if end_tracing is not None:
             await asyncio.to_thread(end_tracing)
+
+
+def is_webhook(url: str) -> bool:
+    """Whether a text is an address that notices can be sent to."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _notify_secret(settings: Settings) -> bytes | None:
+    """The key that signs notices, if there is anybody to send them to."""
+    from tidefast.wire import secretfile
+
+    return None if settings.notify is None else secretfile.read_or_make(settings.notify_secret)
+
+
+def _notifier(parts: wiring.Parts, url: str, secret: bytes) -> wiring.Stoppable:
+    from tidefast.services.notifier import Notifier  # only here: it loads an HTTP client
+
+    notifier = Notifier(parts.engine, url, secret)
+    notifier.start()
+    return notifier
 
 
 def _hosts(settings: Settings) -> "Hosts":
@@ -223,13 +262,15 @@ def _check_files(settings: Settings, problems: Problems) -> None:
         problems.found.append(
             f"--host {settings.host}: expected this machine's own address, 127.0.0.1 or ::1; others need --keys"
         )
+    if settings.notify is not None and not is_webhook(settings.notify):
+        problems.found.append(f"--notify {settings.notify}: expected http://HOST or https://HOST with a path")
     if settings.app is not None and not all(settings.app.partition(":")):
         problems.found.append(f"--app {settings.app}: expected MODULE:APP, like refunds:app")
     if problems.found:
         # The start fails in any case, so nothing is opened or made; the files are read to tell their problems as well.
         problems.check(lambda: wiring.build_tools(settings.tools, "", ()))
         problems.check(lambda: wiring.build_models(settings.models))
-        for file in (settings.files.secret, settings.files.operator_key):
+        for file in (settings.files.secret, settings.files.operator_key, settings.notify_secret):
             problems.check(lambda file=file: _read_secret(file))  # type: ignore[misc]
         if settings.files.keys is not None:
             problems.check(lambda: read_keys(settings.files.keys))  # type: ignore[arg-type]

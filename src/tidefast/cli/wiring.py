@@ -18,6 +18,7 @@ from tidefast.engine.engine import Engine
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
 from tidefast.services.authority import Authority
+from tidefast.services.closer import Closer
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.keeper import Keeper
@@ -51,12 +52,17 @@ class Parts:
     http: HttpSender
     models: ModelSender
     authority: Authority
+    closer: Closer
     tool_process: Stoppable | None = None
+    notifier: Stoppable | None = None
 
     async def stop(self) -> None:
         """Settle what is in flight, then end each part after those that use it. The store is closed last."""
+        await self.closer.stop()
         await self.gateway.drain()
         await self.keeper.stop()
+        if self.notifier is not None:
+            await self.notifier.stop()
         await self.engine.stop()
         await self.http.close()
         await self.models.close()
@@ -89,7 +95,11 @@ async def build_authority(
         await keeper.take_over()
     sender = ModelSender(clock)
     hop = ModelHop(engine, gateway, models or ModelBook(), sender)
-    return Parts(store, clock, engine, gateway, keeper, http, sender, Authority(engine, gateway, hop))
+    authority = Authority(engine, gateway, hop)
+    closer = Closer(authority)
+    if sweeps:
+        closer.start()
+    return Parts(store, clock, engine, gateway, keeper, http, sender, authority, closer)
 
 
 def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":
@@ -141,6 +151,15 @@ def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> Tool
     if problems:
         raise ConfigError("\n".join(problems))
     return book
+
+
+def credential_variables(file: Path | None) -> frozenset[str]:
+    """The variables that hold a gateway's credentials; none of a file that can't be read, which is told elsewhere."""
+    try:
+        contracts = load_contracts(file) if file is not None else []
+    except ConfigError:
+        return frozenset()
+    return frozenset(contract.credential.env for contract in contracts if contract.credential is not None)
 
 
 def local_runner(clock: Clock, app: "App") -> LocalRunner:

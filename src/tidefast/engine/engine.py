@@ -30,6 +30,7 @@ from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import RunId, StepId, WorkspaceId
 from tidefast.protocol.lease import fence, unknown_run
 from tidefast.protocol.machine import decide, needs
+from tidefast.protocol.notices import Notice, notice_of
 from tidefast.protocol.records import Guard, Right, RunHead, Step, View
 from tidefast.protocol.verdicts import Decision, Refused, Renewed, Send, Verdict
 from tidefast.stores.base import Batch, Store, StoredEvent, StoreUnavailable
@@ -80,6 +81,8 @@ class Engine:
         self._instances = frozenset((self.boot,))
         self._runs: dict[RunId, RunEntry] = {}
         self._contracts: dict[str, Contract] = {}
+        self.keeps_notices = False  # whether somebody is told of what is held, frozen or failed
+        self._notice_kept = asyncio.Event()
         self._budgets: dict[str, Budget] = {}  # those with something open, or not durable yet
         self._stored_contracts: set[str] = set()
         self._next_key = store.run_key_max() + 1
@@ -148,6 +151,20 @@ class Engine:
         """Put changed budgets into the batch that is being gathered; durable when `booked` returns."""
         for budget in budgets:
             self._budgets[budget.name] = self._open_batch().batch.budgets[budget.name] = budget
+
+    def book_notice(self, name: str, notice: Notice | None) -> None:
+        """Book what became of a notice (None: nothing is left to do); durable when `booked` returns."""
+        self._open_batch().batch.notices[name] = notice
+
+    async def wait_for_notice(self, timeout_ms: int) -> None:
+        """Return when a notice of an event became durable, or after the time given."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._notice_kept.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._notice_kept.clear()
 
     async def booked(self) -> None:
         """Return once every budget that was booked is durable. Raises `StoreUnavailable` if nobody knows."""
@@ -350,6 +367,8 @@ class Engine:
         if any(event.kind == "lease_granted" for event in decision.events):
             entry.ids = self._all_ids(entry)
         batch.events += stored
+        if self.keeps_notices:
+            self._keep_notices(batch, head, decision)
         entry.head = batch.heads[entry.key] = head
         for step_id, step in view.steps.items():
             if step is not before.get(step_id):
@@ -366,6 +385,13 @@ class Engine:
         entry.gathering = gathering
         gathering.entries[run_id] = entry
         self._runs[run_id] = entry
+
+    def _keep_notices(self, batch: Batch, head: RunHead, decision: Decision) -> None:
+        """Keep a notice with each event that somebody is to be told of, in the same transaction."""
+        for event in decision.events:
+            notice = notice_of(self.identity.namespace, head, event)
+            if notice is not None:
+                batch.notices[notice.id] = notice
 
     def _open_batch(self) -> Gathering:
         """The batch that is being gathered."""
@@ -429,6 +455,8 @@ class Engine:
             self._fail(gathering, failure)
             return
         self.on_commit(gathering.batch, self._flush_s)
+        if any(notice is not None for notice in gathering.batch.notices.values()):
+            self._notice_kept.set()
         for run_id, entry in gathering.entries.items():
             if entry.gathering is gathering:
                 entry.gathering = None

@@ -1,7 +1,8 @@
 """Undo: a step of its own, fenced like any other, with a key of its own.
 
-Laws. An undo is admitted only for an effect that the books know (applied or committed), and closes its target: from
-then on the target takes no attempt and no verdict until the undo is refused. An ending run undoes in its recorded
+Laws. An undo is admitted only for an effect that the books know (applied or committed), or for a doubt whose contract
+calls that safe, once nothing of it can land any more. It closes its target: from then on the target takes no attempt,
+no probe and no verdict until the undo is refused. An ending run undoes in its recorded
 order, and an undo that can't be written there is held before its first attempt. The undo's commit and the target's
 `step_compensated` are one transaction. A preempted undo is finished by the next holder under its own key, once. An undo
 that the provider refuses is no answer but held (`undo_refused`): a person must act.
@@ -9,12 +10,16 @@ that the provider refuses is no answer but held (`undo_refused`): a person must 
 
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import Compensate
+from tidefast.protocol.doubt import clear_ms
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.ids import step_key
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
+from tidefast.protocol.probing import is_owner_silent
 from tidefast.protocol.records import Now, RunHead, Step, View
 from tidefast.protocol.step import answer_known, blocked_by, first_sending
-from tidefast.protocol.verdicts import Decision, Refused
+from tidefast.protocol.verdicts import Decision, Refused, Wait
+
+DOUBTFUL = frozenset(("in_doubt", "held"))
 
 
 def compensate(view: View, command: Compensate, now: Now) -> Decision:
@@ -40,10 +45,15 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
             )
         return answer_known(view, head, undo, command, now)
     refusal = (
-        not_running(head) or _nothing_to_undo(head, view.steps.get(command.step_id), command) or _not_due(head, command)
+        not_running(head)
+        or _nothing_to_undo(view, head, view.steps.get(command.step_id), command)
+        or _not_due(head, command)
     )
     if refusal is not None:
         return refusal
+    target = view.steps[command.step_id]
+    if target.state in DOUBTFUL and now.ms <= clear_ms(target):
+        return accept(head, Wait("step_pending", "older_attempt", clear_ms(target) + 1, target.step_id))
     problem = "tool_gone" if command.contract is None else command.problem and "undo_unwritten"
     if command.contract is None or problem:
         return _unwritten(view, head, command, problem, now, is_begun=is_unwritten)
@@ -54,10 +64,11 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     return first_sending(view, head, command, command.contract, now, *begun)
 
 
-def _nothing_to_undo(head: RunHead, target: Step | None, command: Compensate) -> Decision | None:
-    is_effect = target is not None and target.is_mutating and target.kind == "tool"
-    if target is not None and is_effect and target.state in ("applied", "committed"):
-        return None
+def _nothing_to_undo(view: View, head: RunHead, target: Step | None, command: Compensate) -> Decision | None:
+    if target is not None and target.is_mutating and target.kind == "tool":
+        is_safe = view.contracts[target.contract].undo_safe_if_absent and not is_owner_silent(view, target)
+        if target.state in ("applied", "committed") or (target.state in DOUBTFUL and is_safe):
+            return None
     state = "unknown" if target is None else target.state
     return refuse(head, "already_decided", "nothing_to_compensate", step=command.step_id, state=state)
 

@@ -302,6 +302,9 @@ def _doubt_misfits(contract: Contract) -> Iterator[tuple[str, str]]:
                 yield name, 'expected an effect other than "none": a read is simply asked again'
     if contract.undo_safe_if_absent and contract.undo is None:
         yield "undo_safe_if_absent", "expected an undo as well"
+    asked = [] if contract.undo is None else placeholders(contract.undo.args)
+    if contract.undo_safe_if_absent and any(name.partition(".")[0] == "receipt" for name in asked):
+        yield "undo", "expected args without {receipt.…}: the undo of a doubt has no receipt to read"
     if probe is None:
         return
     if probe.url and contract.kind != "http":

@@ -19,6 +19,7 @@ from tidefast.protocol.oversight import moved, signed
 from tidefast.protocol.records import Now, RunHead, Step, View
 from tidefast.protocol.recovery import may_be_lost
 from tidefast.protocol.run import same_end
+from tidefast.protocol.step import is_undone_in_doubt
 from tidefast.protocol.verdicts import Decision, Done
 
 KEPT_MAX = 100  # how many of the effects that stay are named in the log
@@ -39,7 +40,7 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     withdrawn, epoch = _to_withdraw(view, head), command.right.epoch
     if head.ending:
         if _is_left(head, withdrawn):
-            return _not_yet(head, withdrawn, error_digest)
+            return _not_yet(view, head, withdrawn, error_digest)
     else:
         plan = _undo_plan(view, withdrawn)
         if plan or _unsettled(head, withdrawn):
@@ -120,11 +121,17 @@ def _is_left(head: RunHead, withdrawn: Sequence[StepId]) -> bool:
     return bool(_unsettled(head, withdrawn) or set(head.to_undo) - set(withdrawn))
 
 
-def _not_yet(head: RunHead, withdrawn: Sequence[StepId], error_digest: str) -> Decision:
+def _is_undone_in_doubt(view: View, head: RunHead, step_id: StepId) -> bool:
+    step = view.steps[step_id]
+    is_doubt = step.kind == "tool" and step.state == "in_doubt"
+    return is_doubt and is_undone_in_doubt(head, step, view.contracts[step.contract])
+
+
+def _not_yet(view: View, head: RunHead, withdrawn: Sequence[StepId], error_digest: str) -> Decision:
     """What an ending run still owes: first what is open, then the undos in their order."""
     if head.ending == "failing" and head.end_digest == error_digest:
         return accept(head, Done("failing", head.ending_seq, was_new=False))
-    unsettled = _unsettled(head, withdrawn)
+    unsettled = [step for step in _unsettled(head, withdrawn) if not _is_undone_in_doubt(view, head, step)]
     if unsettled:
         return refuse(head, "unsettled_effects", "unsettled", steps=list(unsettled))
     return refuse(head, "unsettled_effects", "to_undo", steps=[step for step in head.to_undo if step not in withdrawn])

@@ -229,7 +229,10 @@ def _closing_event(step: Step, event: Event, data: Data) -> Step:
         case "step_withdrawn":
             return step._replace(state="rejected", reason=data.get("reason", "withdrawn"), settled_seq=event.seq)
         case "undo_begun":
-            return step._replace(closed_by=StepId(data["undo"]))
+            # Of a held doubt: somebody does something about it, so it doesn't hold the run any longer.
+            return step._replace(
+                closed_by=StepId(data["undo"]), state="in_doubt" if step.state == "held" else step.state
+            )
         case "step_compensated":
             return step._replace(state="compensated", settled_seq=event.seq)
         case "late_receipt":

@@ -14,6 +14,7 @@ from tidefast.protocol.laws_of_runs import orphan, stuck, superseded_as_failed, 
 from tidefast.protocol.trace import (
     ACKNOWLEDGED,
     CHANGES_THE_WORLD,
+    DOUBTFUL,
     HARMLESS,
     INTENTS,
     OPEN,
@@ -36,6 +37,7 @@ from tidefast.protocol.trace import (
     froze,
     is_gone,
     is_listed,
+    is_risky_undo,
     number,
     overtaken,
     remembered,
@@ -70,6 +72,8 @@ def double_apply(trace: Trace) -> Iterator[Violation]:
     for moment in trace.of("undo_begun"):
         if moment.step is not None and moment.step.closed_by is not None:
             yield at(trace, "double_apply", moment, f"its undo {moment.step.closed_by} had already begun")
+        elif moment.step is not None and is_risky_undo(trace, moment.step):
+            yield at(trace, "double_apply", moment, "its undo began though it may not have happened at all")
     for moment in trace.of("step_compensated"):
         before = trace.moments[moment.place - 1] if moment.place else None
         undo = text(moment.data, "undo")
@@ -256,7 +260,7 @@ def overlap(trace: Trace) -> Iterator[Violation]:
         for other in moment.open.values():
             if not other.is_mutating or other.step_id == moment.event.step_id:
                 continue
-            if other.state == "held" and other.step_id != undo_of:
+            if other.state == "held" and other.step_id != undo_of and not other.is_independent:
                 yield at(trace, "overlap", moment, f"it was admitted while {other.step_id} was held for a person")
             for sent in other.on_the_wire(moment.event.at_ms):
                 if sent.epoch < moment.event.epoch:
@@ -367,6 +371,9 @@ def _allowed_by_time(moment: Moment) -> str:
         return f"a person's verdict was taken while attempt {landing.number} could land until {landing.deadline_ms}"
     if kind == "probe_answered" and moment.step is not None:
         return asked_early(moment, moment.step)
+    if kind == "undo_begun" and moment.step is not None and moment.step.state in DOUBTFUL:
+        last = moment.step.clear_ms
+        return f"a doubt was undone at {at_ms}, but something of it could land until {last}" if at_ms <= last else ""
     if kind == "step_fenced" and moment.data.get("older_over") is True and landing is not None:
         return f"it claims that older requests were over, but attempt {landing.number} could still land"
     if kind == "lease_lapsed":

@@ -9,6 +9,7 @@ an older epoch may still land, no other mutating step of the run is admitted (7)
 joined by the next holder instead of calling again (8); one that contradicts the books freezes the run.
 """
 
+import json
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -239,6 +240,9 @@ def _ask_in_doubt(
         step, event = presume(view, head, step, head.recovery, now, len(before))
         before = (*before, event)
     verb, reason = judge(step, stored, command.contract, now)
+    if verb == "hold" and is_undone_in_doubt(head, step, stored):
+        facts: dict[str, JSON] = {"step": step.step_id, "state": "in_doubt"}
+        return accept(head, Refused("already_decided", "undo_instead", facts), *before)
     if verb == "hold":
         if is_presumed(step.attempts[-1]) and reason in ("no_key", "key_window"):
             reason = "lost_commits"
@@ -275,6 +279,11 @@ def _ask_pending(view: View, head: RunHead, step: Step, command: Admit | Compens
     if changed:
         return _hold(head, step, changed, command.right.epoch, now)
     return _send_again(head, step, stored, command, now)
+
+
+def is_undone_in_doubt(head: RunHead, step: Step, stored: Contract) -> bool:
+    """Whether an ending run undoes this doubt instead of asking a person: its undo does no harm if nothing happened."""
+    return bool(head.ending) and stored.undo_safe_if_absent and step.step_id in head.to_undo
 
 
 def _hold(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *before: Event) -> Decision:
@@ -424,6 +433,8 @@ def settle(view: View, command: Settle, now: Now) -> Decision:
             return _settle_refused(view, head, step, attempt, command, now)
         case "unsent":
             return _settled(head, step, attempt, "step_unsent", command, now, _after_harmless(step, attempt, "pending"))
+        case "unlisted" if _found_nothing(view, step, command):
+            return _settle_refused(view, head, step, attempt, command, now)
         case "doubted" | "unlisted" | "key_reused":
             return _settle_doubted(head, step, attempt, command, now)
         case _:
@@ -477,13 +488,26 @@ def _settle_refused(view: View, head: RunHead, step: Step, attempt: Attempt, com
     if step.undo_of is not None:
         data = object_json(
             attempt=str(attempt.number),
-            reason='"undo_refused"',
+            reason='"undo_nothing"' if _found_nothing(view, step, command) else '"undo_refused"',
             receipt=command.receipt_json,
             attempts=str(len(step.attempts)),
         )
         held = record(head, now, "step_held", data, step=step.step_id, epoch=attempt.epoch)
         return accept(head, Settled("held", joined=False), held)
     return _settled(head, step, attempt, "step_rejected", command, now, "rejected")
+
+
+def _found_nothing(view: View, undo: Step, command: Settle) -> bool:
+    """Whether an undo was answered that there is nothing to undo, as the contract of its target says."""
+    target = None if undo.undo_of is None else view.steps.get(undo.undo_of)
+    declared = None if target is None else view.contracts[target.contract].undo
+    if declared is None or declared.nothing is None:
+        return False
+    receipt: JSON = json.loads(command.receipt_json)
+    if not isinstance(receipt, Mapping):
+        return False
+    status = receipt.get("status")
+    return declared.nothing.matches(status if isinstance(status, int) else 0, receipt.get("body"))
 
 
 def _settle_doubted(head: RunHead, step: Step, attempt: Attempt, command: Settle, now: Now) -> Decision:

@@ -26,6 +26,7 @@ PROGRESS = frozenset(
 )
 INTENTS = frozenset(("step_fenced", "step_presumed"))  # what can make a step known, and adds an attempt to it
 NONE = Epoch(0)
+DOUBTFUL = frozenset(("in_doubt", "held"))
 
 ACKNOWLEDGED: Mapping[str, frozenset[str]] = {
     "create": frozenset(("run_created",)),
@@ -118,6 +119,7 @@ class Facts(NamedTuple):
     settled_seq: int = 0
     was_held: bool = False
     lag_ms: int = 0
+    is_independent: bool = False
 
     @property
     def is_mutating(self) -> bool:
@@ -134,6 +136,11 @@ class Facts(NamedTuple):
     def is_known_since(self, epoch: Epoch) -> bool:
         """Whether an attempt of it is of this epoch's incarnation, so that a restore has lost none since."""
         return any(incarnation_of(sent.epoch) >= incarnation_of(epoch) for sent in self.attempts)
+
+    @property
+    def clear_ms(self) -> int:
+        """Until when something of it may land or turn up."""
+        return max((sent.deadline_ms for sent in self.open_attempts()), default=0) + self.lag_ms
 
     def attempt(self, number: int) -> Sending | None:
         return self.attempts[number - 1] if 1 <= number <= len(self.attempts) else None
@@ -366,6 +373,7 @@ def _fenced(step: Facts | None, step_id: StepId, event: Event, data: Mapping[str
         contract=text(data, "contract"),
         dedups=data.get("dedups") is True,
         lag_ms=number(data, "lag_ms"),
+        is_independent=data.get("independent") is True,
         intent_seq=event.seq,
         undo_of=StepId(text(data, "undo_of")) or None,
     )
@@ -402,7 +410,8 @@ def _step_after(step: Facts, event: Event, data: Mapping[str, JSON]) -> Facts:
         case "step_withdrawn":
             return _moved(step, "rejected", event.seq)
         case "undo_begun":
-            return step._replace(closed_by=StepId(text(data, "undo")))
+            closed = step._replace(closed_by=StepId(text(data, "undo")))
+            return _moved(closed, "in_doubt", event.seq) if step.state == "held" else closed
         case "step_compensated":
             return _moved(step, "compensated", event.seq)
         case "late_receipt":
@@ -496,12 +505,23 @@ def is_listed(trace: Trace, moment: Moment, step: Facts) -> bool:
         return True
     is_whole = receipt.get("truncated") is not True and "encoding" not in receipt
     status, body = number(receipt, "status"), receipt.get("body")
+    target = None if step.undo_of is None else trace.steps.get(step.undo_of)
+    undone = None if target is None else trace.history.contracts.get(target.contract)
+    nothing = None if undone is None or undone.undo is None else undone.undo.nothing
+    if nothing is not None and nothing.matches(status, body):
+        return True
     return any(line.matches(status, body) if is_whole else line.status == status for line in contract.refusals)
 
 
 def froze(trace: Trace, moment: Moment) -> bool:
     after = trace.moments[moment.place + 1] if moment.place + 1 < len(trace.moments) else None
     return after is not None and after.event.kind == "run_frozen" and text(after.data, "reason") == "diverged"
+
+
+def is_risky_undo(trace: Trace, step: Facts) -> bool:
+    """Whether the undo of a doubt may do harm, as far as the contract is known."""
+    contract = trace.history.contracts.get(step.contract)
+    return step.state in DOUBTFUL and contract is not None and not contract.undo_safe_if_absent
 
 
 def overtaken(moment: Moment, step: Facts) -> str:
@@ -517,9 +537,8 @@ def overtaken(moment: Moment, step: Facts) -> str:
 def asked_early(moment: Moment, step: Facts) -> str:
     """Why a provider was asked too early to know; empty if it wasn't."""
     asked_ms = number(moment.data, "asked_ms")
-    last = max((sent.deadline_ms for sent in step.open_attempts()), default=0) + step.lag_ms
-    if asked_ms <= last:
-        return f"the provider was asked at {asked_ms}, but what it says counts from after {last} on only"
+    if asked_ms <= step.clear_ms:
+        return f"the provider was asked at {asked_ms}, but what it says counts from after {step.clear_ms} on only"
     return f"its answer came before the question at {asked_ms}" if moment.event.at_ms < asked_ms else ""
 
 

@@ -12,6 +12,11 @@ from tidefast.wire import secretfile
 PREFIX = "tfo1."
 
 
+def notify_secret_path(store: Path) -> Path:
+    """Where the secret that signs notices stands, unless it is said otherwise."""
+    return store.with_name(f"{store.name}.notify-secret")
+
+
 def operator_key_path(store_file: Path) -> Path:
     """Where the operator's key of a store file stands."""
     return store_file.with_name(f"{store_file.name}.operator-key")

@@ -10,6 +10,7 @@ import msgspec
 from tidefast.engine.engine import Engine, InvariantViolation
 from tidefast.protocol.answers import StepAnswer
 from tidefast.protocol.contracts import Request
+from tidefast.protocol.events import Event
 from tidefast.protocol.ids import RunId
 from tidefast.protocol.verdicts import Answer, Refused
 
@@ -24,11 +25,18 @@ class Bodies:
 
     def data(self, run_id: RunId, seq: int) -> str:
         """The data of an event that must exist, as canonical text."""
+        return self._event(run_id, seq).data_json
+
+    def _event(self, run_id: RunId, seq: int) -> Event:
         key = self._engine.run_key(run_id)
         stored = None if key is None else self._engine.store.load_event(key, seq)
         if stored is None:
             raise InvariantViolation(f"run {run_id} names event {seq}, which the store does not hold")
-        return stored.event.data_json
+        return stored.event
+
+    def at_ms(self, run_id: RunId, seq: int) -> int:
+        """When an event that must exist was decided."""
+        return self._event(run_id, seq).at_ms
 
     def member(self, run_id: RunId, seq: int, name: str) -> str:
         """One member of an event's data as canonical text, `null` if it has none."""

@@ -338,7 +338,8 @@ class Gateway:
         self, right: Right, step_id: StepId, target: Step | None, given: tuple[str, str] | None
     ) -> Asking | Refused:
         """What the undo of a step would be: as given, as the books hold it, or as the step's stored contract says."""
-        if target is None or not target.contract or not target.receipt_seq:
+        is_safe = target is not None and target.contract and self._engine.contract(target.contract).undo_safe_if_absent
+        if target is None or not target.contract or not (target.receipt_seq or is_safe):
             return Refused("already_decided", "nothing_to_compensate", {"step": step_id})
         undo_id, problem = derived_id(step_id, "undo"), ""
         begun = self._engine.step(right.run_id, undo_id)
@@ -375,7 +376,7 @@ class Gateway:
     def _undo_args(self, run_id: RunId, target: Step, undo: Undo) -> tuple[str, str]:
         """(the arguments of a declared undo, why they can't be written): from the stored call and its receipt."""
         args, _ = self._bodies.stored_call(run_id, target.intent_seq)
-        receipt = self._bodies.receipt(run_id, target.receipt_seq)
+        receipt = self._bodies.receipt(run_id, target.receipt_seq) if target.receipt_seq else "null"
         try:
             return canonical(render_undo(undo, msgspec.json.decode(args), msgspec.json.decode(receipt))), ""
         except RenderError as error:

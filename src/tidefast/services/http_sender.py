@@ -4,13 +4,16 @@ Law 6 lives here: the deadline was fixed before the intent was submitted; it is 
 the first byte, by a clock that counts suspension, and what is late is dropped as never sent. Everything that fails
 before the first byte is *never sent*; everything after it, short of an answer, is doubt. A request is written once:
 aiohttp's silent second try of idempotent methods is refused. Redirects are not followed, the environment's proxies and
-netrc are not read, and a credential goes to its contract's own origin only.
+netrc are not read, and a credential goes to its contract's own origin only. A provider that says it back, as some do in
+an error, is not believed to have meant it for the log: the receipt has a mark in its place.
 """
 
 import asyncio
 import base64
 import importlib
+import json
 import os
+import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 1_048_576  # beyond it an answer's body is dropped; the effect counts as its status says
 EPOCH_HEADER = "Tidefast-Epoch"
 STEP_HEADER = "Tidefast-Step"
+MASK = b"(credential)"
+WORD_LEAST = 8  # a shorter word of a credential is no secret, and would be found in anything
 
 
 class HttpSender:
@@ -82,7 +87,18 @@ class HttpSender:
             allow_redirects=False,
         ) as response:
             body, is_whole = await read_bounded(response.content, ANSWER_BYTES_MAX)
+            if contract.credential is not None:
+                body = masked(body, headers[contract.credential.header])
             return outcome(contract, response.status, response.content_type, body, is_whole)
+
+
+def masked(body: bytes, credential: str) -> bytes:
+    """An answer without the credential that it may have said back: whole, or its last word (`Bearer WORD`)."""
+    for secret in (credential, credential.rpartition(" ")[2]):
+        for spelled in {secret, json.dumps(secret)[1:-1], urllib.parse.quote(secret, safe="")}:
+            if len(spelled) >= WORD_LEAST:
+                body = body.replace(spelled.encode(), MASK)
+    return body
 
 
 def outcome(contract: Contract, status: int, content_type: str, body: bytes, is_whole: bool) -> Outcome:

@@ -4,7 +4,7 @@ One host process (`tidefast.sdk.tool_host`) runs the tools of one app, many call
 the write of a call to its socket: before it the call is `unsent`, after it a host that dies leaves `doubted`. A call
 that hasn't ended at its deadline gets its host killed, because nothing else stops a python function; the other calls in
 that process are doubted with it, and a new process is started at once. The host sees the operator's environment without
-our own variables, and never a lease token.
+our own variables and those that hold the gateway's credentials, and never a lease token.
 """
 
 import asyncio
@@ -113,7 +113,9 @@ class Host:
 class ProcessRunner:
     """Python tools of one app, in a process of their own. `start` it, call it, `stop` it."""
 
-    def __init__(self, clock: Clock, app: str) -> None:
+    def __init__(self, clock: Clock, app: str, hidden: frozenset[str] = frozenset()) -> None:
+        """`hidden`: the variables that the tools' process doesn't get."""
+        self._hidden = hidden
         self._clock = clock
         self._app = app
         self._numbers = itertools.count(1)
@@ -139,6 +141,10 @@ class ProcessRunner:
         if self._host is not None:
             self._host.kill()
         await asyncio.gather(*self._watches, return_exceptions=True)
+
+    def _environment(self) -> dict[str, str]:
+        named = os.environ.items()
+        return {name: value for name, value in named if not name.startswith(OWN_VARIABLES) and name not in self._hidden}
 
     async def __call__(self, tool: str, args: Mapping[str, JSON], key: str, deadline_ms: int) -> Outcome:
         try:
@@ -197,7 +203,7 @@ class ProcessRunner:
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,  # what user code prints must not reach our own standard output
-                env={name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)},
+                env=self._environment(),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

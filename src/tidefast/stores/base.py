@@ -13,6 +13,7 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.notices import Notice
 from tidefast.protocol.records import Recovery, RunHead, Step, WorkspaceHead
 from tidefast.stores.workspaces import StoredWrite, WorkspaceTables
 
@@ -66,6 +67,7 @@ class Batch:
     steps: dict[tuple[int, StepId], Step] = field(default_factory=dict)
     contracts: dict[str, str] = field(default_factory=dict)
     budgets: dict[str, Budget] = field(default_factory=dict)
+    notices: dict[str, Notice | None] = field(default_factory=dict)  # None: delivered, or given up
     mark_ms: int = 0
     workspaces: dict[int, WorkspaceHead] = field(default_factory=dict)
     writes: list[StoredWrite] = field(default_factory=list)
@@ -144,6 +146,9 @@ class Store(WorkspaceTables, Protocol):
 
     def budgets(self, after: str, limit: int) -> Sequence[Budget]:
         """Budgets with a name above `after`, in order of their names."""
+
+    def notices(self, due_ms: int, limit: int) -> Sequence[Notice]:
+        """Notices that are due by then, longest due first."""
 
     def commit(self, batch: Batch) -> None:
         """Make a batch durable. Raises `StoreUnavailable` if that can't be known."""

@@ -10,6 +10,7 @@ from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.notices import Notice
 from tidefast.protocol.records import Recovery, RunHead, Step
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
@@ -35,10 +36,12 @@ class MemoryStore(MemoryWorkspaces):
         self._identity = Identity(namespace, incarnation, 0)
         self._keys: dict[RunId, int] = {}
         self._heads: dict[int, RunHead] = {}
+        self._open: set[int] = set()  # of these the ones that have not ended: a claim looks at no other
         self._events: dict[int, list[StoredEvent]] = {}
         self._steps: dict[int, dict[StepId, Step]] = {}
         self._contracts: dict[str, str] = {}
         self._budgets: dict[str, Budget] = {}
+        self._notices: dict[str, Notice] = {}
         self._failed = False
 
     def restored(self, restored_ms: int) -> "MemoryStore":
@@ -46,6 +49,7 @@ class MemoryStore(MemoryWorkspaces):
         copy = MemoryStore(self._identity.namespace, self._identity.incarnation + 1)
         with self._lock:
             copy._keys, copy._heads, copy._contracts = dict(self._keys), dict(self._heads), dict(self._contracts)
+            copy._open = set(self._open)
             copy._events = {key: list(log) for key, log in self._events.items()}
             copy._steps = {key: dict(steps) for key, steps in self._steps.items()}
         point_ms = max((log[-1].event.at_ms for log in copy._events.values()), default=0)
@@ -155,9 +159,11 @@ class MemoryStore(MemoryWorkspaces):
     def claimable(
         self, agents: Mapping[str, Sequence[str]], now_ms: int, limit: int, prefix: str = ""
     ) -> Sequence[RunId]:
+        with self._lock:
+            heads = [self._heads[key] for key in sorted(self._open)]
         found = [
             head.run_id
-            for _, head in self._in_order()
+            for head in heads
             if head.agent in agents
             and (not agents[head.agent] or head.agent_version in agents[head.agent])
             and head.state in ("claimable", "failing", "cancelling")
@@ -180,6 +186,11 @@ class MemoryStore(MemoryWorkspaces):
         ]
         return found[:limit]
 
+    def notices(self, due_ms: int, limit: int) -> Sequence[Notice]:
+        with self._lock:
+            due = [notice for notice in self._notices.values() if notice.due_ms <= due_ms]
+        return sorted(due, key=lambda notice: (notice.due_ms, notice.id))[:limit]
+
     def commit(self, batch: Batch) -> None:
         """Take a batch whole. Raises `StoreCorrupt`, having taken nothing, for one that contradicts the store."""
         with self._lock:
@@ -194,6 +205,7 @@ class MemoryStore(MemoryWorkspaces):
                 self._events.setdefault(key, []).append(StoredEvent(key, Event(*event), digest))
             for key, head in batch.heads.items():
                 self._heads[key] = head
+                (self._open.discard if head.end else self._open.add)(key)
                 self._keys[head.run_id] = key
             for (key, step_id), step in batch.steps.items():
                 self._steps.setdefault(key, {})[step_id] = step
@@ -201,6 +213,11 @@ class MemoryStore(MemoryWorkspaces):
                 self._contracts.setdefault(digest, body)
             self._take_workspaces(batch.workspaces, batch.writes, batch.pruned)
             self._budgets.update(batch.budgets)
+            for name, notice in batch.notices.items():
+                if notice is None:
+                    self._notices.pop(name, None)
+                else:
+                    self._notices[name] = notice
             if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS:
                 self._identity = self._identity._replace(mark_ms=batch.mark_ms)
 

@@ -19,6 +19,7 @@ import apsw
 from tidefast.protocol.answers import JournalEntry
 from tidefast.protocol.budget import Budget
 from tidefast.protocol.ids import Epoch, RunId, StepId
+from tidefast.protocol.notices import Notice
 from tidefast.protocol.records import MUTATING, RunHead, Step
 from tidefast.stores import sqlite_file, sqlite_workspaces
 from tidefast.stores import sqlite_rows as rows
@@ -292,6 +293,8 @@ class SqliteStore(SqliteWorkspaces):
             heads = [rows.head_row(key, head) for key, head in batch.heads.items()]
             steps = [rows.step_row(key, step) for (key, _), step in batch.steps.items()]
             budgets = [rows.budget_row(budget) for budget in batch.budgets.values()]
+            notices = [notice for notice in batch.notices.values() if notice is not None]
+            told = [name for name, notice in batch.notices.items() if notice is None]
             mark_ms = batch.mark_ms if batch.mark_ms >= self._identity.mark_ms + MARK_STEP_MS else 0
             try:
                 writer.execute("BEGIN IMMEDIATE")
@@ -302,6 +305,9 @@ class SqliteStore(SqliteWorkspaces):
                 if batch.workspaces or batch.pruned:
                     sqlite_workspaces.write(writer, batch.workspaces, batch.writes, batch.pruned)
                 rows.WRITE_BUDGETS.run(writer, budgets)
+                rows.WRITE_NOTICES.run(writer, notices)
+                if told:
+                    writer.execute(rows.DELETE_NOTICES, (rows.encode(told).decode(),))
                 if mark_ms:
                     writer.execute(rows.WRITE_MARK, (mark_ms,))
                 writer.execute("COMMIT")
@@ -311,6 +317,9 @@ class SqliteStore(SqliteWorkspaces):
                 raise self._failure from error
             if mark_ms:
                 self._identity = self._identity._replace(mark_ms=mark_ms)
+
+    def notices(self, due_ms: int, limit: int) -> Sequence[Notice]:
+        return [Notice(*row) for row in self._all(rows.NOTICES, due_ms, limit)]
 
     def _roll_back(self, writer: apsw.Connection) -> None:
         """Leave no transaction open, and write nothing more: not even the checkpoint that closing would make."""

@@ -97,6 +97,12 @@ WRITE_BUDGETS = Write(
     3,
     "ON CONFLICT (name) DO UPDATE SET version = excluded.version, record = excluded.record",
 )
+WRITE_NOTICES = Write(
+    "INSERT INTO notices (id, body, tries, due_ms) VALUES",
+    4,
+    "ON CONFLICT (id) DO UPDATE SET tries = excluded.tries, due_ms = excluded.due_ms",
+)
+DELETE_NOTICES = "DELETE FROM notices WHERE id IN (SELECT value FROM json_each(?))"
 WRITE_MARK = "UPDATE meta SET value = ? WHERE name = 'mark_ms'"
 
 META = "SELECT name, value FROM meta"
@@ -105,6 +111,7 @@ HEAD = "SELECT run_key, record FROM runs WHERE run_id = ?"
 BUSY_HEADS = "SELECT run_key, record FROM runs WHERE is_busy = 1 ORDER BY run_key"
 CONTRACT = "SELECT body FROM contracts WHERE digest = ?"
 
+NOTICES = "SELECT id, body, tries, due_ms FROM notices WHERE due_ms <= ? ORDER BY due_ms, id LIMIT ?"
 BUDGET = "SELECT record FROM budgets WHERE name = ?"
 BUDGETS = "SELECT record FROM budgets WHERE name > ? ORDER BY name LIMIT ?"
 

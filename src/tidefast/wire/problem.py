@@ -16,6 +16,8 @@ from tidefast.wire.refusals import REASONS, ROWS, Words
 
 MEDIA_TYPE = "application/problem+json"
 CODES: frozenset[str] = frozenset(get_args(Code))
+SECRETS = ("tfl1.", "tfk1.", "tfo1.")  # how lease tokens, callers' keys and the operator's key begin
+HIDDEN = "(a secret)"
 UNREADABLE = frozenset(("internal", "store_unavailable", "overloaded"))  # whether the call acted is unknown
 
 
@@ -56,7 +58,8 @@ class Problem:
 
 def problem(code: str, reason: str, facts: Mapping[str, JSON] | None = None) -> Problem:
     """The problem of a code and a reason; a reason without words of its own gets its code's."""
-    row, words, known = ROWS[code], REASONS.get((code, reason), Words()), dict(facts or {})
+    row, words = ROWS[code], REASONS.get((code, reason), Words())
+    known = {name: _without_secret(value) for name, value in (facts or {}).items()}
     retry = known.get("retry_after_ms")
     shown = _Shown({"reason": reason, **known})
     return Problem(
@@ -125,6 +128,11 @@ def invalid(reason: str, detail: str, facts: Mapping[str, JSON] | None = None) -
 
 def too_large() -> Problem:
     return problem("too_large", "body_too_large", {"limit": 1024 * 1024})
+
+
+def _without_secret(value: JSON) -> JSON:
+    """A fact, unless it is one of our own secrets, which somebody has put where a name belongs."""
+    return HIDDEN if isinstance(value, str) and value.startswith(SECRETS) else value
 
 
 def _sentence(text: str) -> str:

@@ -28,7 +28,18 @@ from tidefast.protocol.commands import (
 from tidefast.protocol.contracts import Contract, Request, contract_digest, render_request
 from tidefast.protocol.ids import Epoch, StepId, step_key
 from tidefast.protocol.records import Right
-from tidefast.sim.check.world import AHEAD, ALIVE, LEASE_MS, LOOKED, NAMESPACE, PASSED, RUN, Book, Shape
+from tidefast.sim.check.world import (
+    AHEAD,
+    ALIVE,
+    FIRST_OF_RESTORED,
+    LEASE_MS,
+    LOOKED,
+    NAMESPACE,
+    PASSED,
+    RUN,
+    Book,
+    Shape,
+)
 
 Key = tuple[str | int, ...]
 TOO_EARLY = PASSED - 500
@@ -49,7 +60,7 @@ class Commands:
         self.shape, self.config = shape, shape.config
         self.contracts: dict[str, Contract] = dict(shape.contracts)
         self._made: dict[Key, tuple[Command, bool]] = {}
-        self._verbs: dict[tuple[int, bool, int], tuple[tuple[Key, int, bool], ...]] = {}
+        self._verbs: dict[tuple[int, bool, int, bool], tuple[tuple[Key, int, bool], ...]] = {}
         for tool in shape.tools:
             moved = tool.contract._replace(key_scope="other")
             self.contracts[contract_digest(moved)] = moved
@@ -66,7 +77,7 @@ class Commands:
 
     def verbs(self, book: Book) -> tuple[tuple[Key, int, bool], ...]:
         """(key, cost, whether its right is not the live one) of every verb that can be said whatever the truth is."""
-        which = (book.head.epoch, book.head.is_live, book.head.checkpoint)
+        which = (book.head.epoch, book.head.is_live, book.head.checkpoint, bool(book.window))
         found = self._verbs.get(which)
         if found is None:
             found = self._verbs[which] = tuple(self._all_verbs(book))
@@ -74,7 +85,7 @@ class Commands:
 
     def _all_verbs(self, book: Book) -> Iterator[tuple[Key, int, bool]]:
         top = book.head.epoch
-        rights = [(epoch, epoch) for epoch in range(top + 1, 0, -1)]
+        rights = [(epoch, epoch) for epoch in self._epochs(book)]
         if top > 1:
             rights += [(top, 1), (1, top)]  # the newest epoch in another's hands, an older one in the newest holder's
         elif top == 1:
@@ -90,6 +101,14 @@ class Commands:
         yield ("thaw",), 0, False
         for place in range(len(self.shape.tools)):
             yield ("mark lost", place), 0, False
+
+    def _epochs(self, book: Book) -> list[int]:
+        """Every epoch that can be named: granted ones, one that never was, and those of commits that a restore lost."""
+        top = book.head.epoch
+        if not book.window:
+            return list(range(top + 1, 0, -1))
+        lost = [self.config.workers + 1, 2, 1]
+        return [*range(max(top, FIRST_OF_RESTORED) + 1, FIRST_OF_RESTORED - 1, -1), *lost]
 
     def _worker_verbs(self, epoch: int, holder: int, checkpoint: int) -> Iterator[Key]:
         config = self.config

@@ -54,6 +54,8 @@ class Config(NamedTuple):
     checkpoints: int = 0
     local: bool = False  # a local step is journaled
     restarts: bool = False  # the authority restarts, which gives every lease its time again
+    restores: bool = False  # a backup is made, and restored at any later time
+    early_backup: bool = False  # it is made before the books know a step
     exiles: bool = True  # an instance is given up for dead and lives on
     slow_looks: bool = True  # an operator looks, and speaks later
     by_hand: bool = False  # an operator undoes an effect at the provider
@@ -83,6 +85,8 @@ QUICK: tuple[Config, ...] = (
     Config("quick: checkpoints", (keyed("pay"),), 0, checkpoints=2, local=True, **LEAN),
     Config("quick: words", (keyed("pay"),), 1, words=True, changes=True, **LEAN),
     Config("quick: restarts", (keyed("pay", retries=1),), 1, restarts=True, slow_looks=False, fails=False),
+    Config("quick: restores", (keyless("mail"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
+    Config("quick: restores, keyed", (keyed("pay"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
 )
 GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have work to the end
@@ -108,6 +112,8 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
+    Config("keyed, a restore", (keyed("pay"),), 1, restores=True, declines=False, **LEAN),
+    Config("keyless, a restore", (keyless("mail"),), 1, restores=True, **LEAN),
     Config("a reading, 1 fault", (Tool("look", READ),), 1),
     Config("keyed, grants counted, 1 fault", (keyed("pay"),), 1, counts_grants=True, **LEAN),
 )

@@ -15,6 +15,7 @@ from tidefast.protocol.commands import Command, Grant, Lapse, Preempt, Release, 
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.ids import StepId
 from tidefast.protocol.records import NOT_SETTLED, Step, View
+from tidefast.protocol.recovery import is_presumed
 from tidefast.protocol.run import blank
 from tidefast.protocol.trace import Start
 from tidefast.protocol.verdicts import Decision, Refused, Renewed
@@ -33,14 +34,19 @@ from tidefast.sim.check.sometimes import seen_in
 from tidefast.sim.check.world import (
     ALIVE,
     ANSWERS,
+    CLOSED,
     FADING,
     FRESH,
+    LANDED,
+    LANDING,
     NAMESPACE,
+    NO_BACKUP,
     NOW,
     NOWHERE,
     PASSED,
     READY,
     RUN,
+    SPENT,
     UNHEARD,
     UNKNOWN,
     WIRE,
@@ -116,7 +122,7 @@ class Moves:
             self.books.append(book)
             self._outcomes.append({})
             rows = self._row_ids
-            parts = ((book.head, book.grace), *book.steps)
+            parts = ((book.head, book.grace, book.window), *book.steps)
             self._rows.append(tuple(rows.setdefault(part, len(rows)) for part in parts))
         return found
 
@@ -195,7 +201,8 @@ class Moves:
     def _shown(self, book: Book, places: tuple[int, ...], missing: tuple[StepId, ...]) -> View:
         steps = {step.step_id: step for place in places if (step := book.steps[place]) is not None}
         contracts = {step.contract: self.shape_contract(step) for step in steps.values() if step.contract}
-        return View(NAMESPACE, 0, frozenset((ALIVE,)), book.head, steps, contracts, missing)
+        alive = frozenset((ALIVE,))
+        return View(NAMESPACE, book.incarnation, alive, book.head, steps, contracts, missing, book.recovery)
 
     def shape_contract(self, step: Step) -> Contract:
         return self.commands.contracts[step.contract]
@@ -205,7 +212,7 @@ class Moves:
         view = self._judged(book_id, shown, plan, decision)
         steps = tuple(view.steps.get(name, book.steps[place]) for place, name in enumerate(self.shape.names))
         assert view.run is not None
-        after = Book(view.run, steps, book.grace)
+        after = book._replace(head=view.run, steps=steps)
         if isinstance(command, Settle):
             self._receipt(book, steps, command)
         seen = seen_in(book, command, decision, after)
@@ -226,7 +233,7 @@ class Moves:
             view = view._replace(run=view.run._replace(expires_at_ms=decision.verdict.expires_at_ms))
         steps = tuple(view.steps.get(name, book.steps[place]) for place, name in enumerate(self.shape.names))
         assert view.run is not None
-        after = Book(view.run, steps, book.grace)
+        after = book._replace(head=view.run, steps=steps)
         judge_events(self._start(book_id), decision.events, after, self.commands.contracts)
         again = machine.decide(view, plan.command, world.now_of(after))
         judge_repeat(decision, again, plan.command)
@@ -316,6 +323,8 @@ class Moves:
                 continue
             if world.can_be_stripped(step, truth):
                 steps[place], truths[place] = world.stripped(step, truth)
+            elif self.config.restores and not book.window:
+                continue  # a backup may hold fewer attempts: each request must keep its place
             elif not step.settled_seq:
                 retries = self.shape.tools[place].contract.retries
                 steps[place], truths[place] = world.shortened(step, truth, retries)
@@ -330,7 +339,7 @@ class Moves:
             if request.place in ANSWERS:
                 if self.outcome(book_id, ("settle", place, number, ANSWERS[request.place])).book == book_id:
                     requests[number - 1] = request._replace(place=NOWHERE)
-            elif request.place == UNHEARD and truth.memory == FRESH:
+            elif request.place == UNHEARD and truth.memory == FRESH and step.dedups:
                 requests[number - 1] = request._replace(place=NOWHERE)
         return truth._replace(requests=tuple(requests))
 
@@ -345,6 +354,8 @@ class Moves:
             for number, request in enumerate(known.requests, 1):
                 yield from self._request_moves(book, truths, place, step, number, request)
             yield from self._operator_moves(book, truths, place, step)
+        if self.config.restores:
+            yield from self._window_moves(book, truths)
         if has_faults:
             yield from self._disasters(book, truths)
 
@@ -366,7 +377,7 @@ class Moves:
             key = ("settle", place, number, "doubted")
             outcome = self.outcome(book, key)
             yield Move(("give up", place, number), 1), outcome.book, truths, (*outcome.seen, "gave_up")
-        if is_ahead and attempt.state in NOT_SETTLED:
+        if is_ahead and attempt.state in NOT_SETTLED and not is_presumed(attempt):
             yield self._deadline(book, truths, place, number, request)
 
     def _deadline(
@@ -449,7 +460,7 @@ class Moves:
                 yield Move(key), outcome.book, after, outcome.seen
         if not self.config.slow_looks:
             return
-        look = Look(net, len(step.attempts), has_passed)
+        look = Look(net, len(step.attempts), has_passed and self.books[book].window != LANDING)
         if truth.look is None and step.state != "fenced":
             yield Move(("look", place)), book, with_truth(truths, place, truth._replace(look=look)), ()
         if truth.look is not None:
@@ -466,6 +477,38 @@ class Moves:
             seen = (*outcome.seen, "spoke_late") if outcome.book != book else ("spoke_too_late",)
             yield Move(("speak", *key[1:])), outcome.book, after, seen
 
+    def _window_moves(self, book_id: int, truths: Truths) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
+        """A backup is made; lost requests land, until they can no more; an operator who knows closes the window."""
+        book = self.books[book_id]
+        is_time = not self.config.early_backup or not any(book.steps)
+        if book.backup == NO_BACKUP and not book.head.end and is_time:
+            yield Move(("backup",)), self.book_id(book._replace(backup=book_id)), truths, ()
+        for place, truth in enumerate(truths):
+            if book.window == LANDING and truth.lost is not None and truth.lost.place == UNHEARD:
+                applies = not (self.shape.tools[place].contract.dedups and truth.memory != UNKNOWN)
+                lost = Request(NOWHERE, truth.lost.had_effect or applies)
+                landed_now = truth._replace(applied=truth.applied + applies, memory=FRESH, lost=lost)
+                yield Move(("lost lands", place)), book_id, with_truth(truths, place, landed_now), ("lost_landed",)
+        if book.window == LANDING:
+            over = tuple(world.no_longer_lost(step, truth) for step, truth in zip(book.steps, truths, strict=False))
+            yield Move(("lost time passes",)), self._quiet(world.lost_time_over(book)).book, over, ()
+        if book.window == LANDED and not any(truth.lost is not None and truth.lost.had_effect for truth in truths):
+            closed = self._quiet(book._replace(window=CLOSED)).book
+            yield Move(("close window",)), closed, tuple(truth._replace(lost=None) for truth in truths), ()
+
+    def _restore(self, book: Book, truths: Truths) -> tuple[Move, int, Truths, tuple[str, ...]]:
+        """The store is lost and its backup put into service; every lease in it is ended before anybody is served."""
+        old = world.owners_gone(self.books[book.backup])._replace(backup=SPENT, window=LANDING, grace=False)
+        after = tuple(world.restored_truth(step, truth) for step, truth in zip(old.steps, truths, strict=False))
+        restored = self.book_id(world.normal_book(self.shape, old))
+        if old.head.is_live:
+            restored = self.outcome(restored, ("preempt",)).book
+        seen = (
+            "restored",
+            *(("restored_over_a_lost_effect",) if any(t.lost and t.lost.had_effect for t in after) else ()),
+        )
+        return Move(("restore",), 1), restored, after, seen
+
     def _disasters(self, book_id: int, truths: Truths) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
         book = self.books[book_id]
         owned = any(a.owner == ALIVE for step in book.steps if step is not None for a in step.attempts)
@@ -479,6 +522,8 @@ class Moves:
                 restarted = world.owners_gone(book)._replace(grace=True)
                 restarted = restarted._replace(head=book.head._replace(expires_at_ms=PASSED))
                 yield Move(("restart",), 1), self._quiet(restarted).book, after, (*seen, "restarted")
+        if book.backup >= 0:
+            yield self._restore(book, truths)
         if self.config.exiles and owned and heard:
             yield Move(("exile",), 1), self._quiet(world.owners_gone(book)).book, truths, ("exiled",)
         if self.config.days:

@@ -27,9 +27,12 @@ from tidefast.protocol.contracts import Contract
 from tidefast.protocol.events import Event
 from tidefast.protocol.ids import Epoch, StepId, step_key
 from tidefast.protocol.records import HAD_NO_EFFECT, Right, RunHead, Step
+from tidefast.protocol.recovery import may_be_lost
 from tidefast.protocol.trace import Facts, History, RunFacts, Sending, Start, Trace, fold
 from tidefast.protocol.verdicts import Answer, Decision, Done, Granted, Refused, Send, Settled, Verdict, Wait
 from tidefast.sim.check.world import (
+    FIRST_OF_RESTORED,
+    LANDING,
     NAMESPACE,
     NOW,
     PASSED,
@@ -81,8 +84,11 @@ def start_of(book: Book) -> Start:
     """What a log would have come to that led to these books."""
     steps = {step.step_id: _facts(step) for step in book.steps if step is not None}
     still = {name: facts for name, facts in steps.items() if facts.is_unsettled or any(facts.on_the_wire(NOW))}
-    granted = {Epoch(epoch): 0 for epoch in range(1, book.head.epoch + 1)}
-    return Start(_run_facts(book.head), steps, still, granted)
+    newest = book.head.epoch
+    since = FIRST_OF_RESTORED if newest > FIRST_OF_RESTORED else 0
+    granted = {Epoch(epoch): 0 for epoch in (*((1, 2, 3) if since else ()), *range(since + 1, newest + 1))}
+    newest = max(newest, FIRST_OF_RESTORED) if book.window else newest  # lost commits may hold any older grant
+    return Start(_run_facts(book.head)._replace(newest=newest), steps, still, granted)
 
 
 def _run_facts(head: RunHead) -> RunFacts:
@@ -99,6 +105,7 @@ def _run_facts(head: RunHead) -> RunFacts:
         end=head.end,
         grants=head.grants_without_progress,
         last_ms=PASSED,
+        is_recovered=head.recovery is not None,
     )
 
 
@@ -253,7 +260,7 @@ def judge_truth(shape: Shape, book: Book, truths: Truths) -> None:
     for place in range(len(shape.tools)):
         step = book.steps[place]
         if step is None or not step.is_mutating:
-            if step is None and truths[place].applied:
+            if step is None and truths[place].applied and not book.window:
                 raise Broken("unlogged_effect", f"{shape.names[place]} took effect, but the books don't know it")
             continue
         net = shape.net(truths, place)
@@ -264,7 +271,10 @@ def judge_truth(shape: Shape, book: Book, truths: Truths) -> None:
                 why = f"{step.step_id}: attempt {attempt.number} is booked {attempt.state}, but it took effect"
                 raise Broken("double_apply", why)
         undo = shape.undone_by.get(place)
-        if not can_land(book, truths, place) and (undo is None or not can_land(book, truths, undo)):
+        may_land = can_land(book, truths, place) or (undo is not None and can_land(book, truths, undo))
+        is_open = step.state == "pending" and bool(book.window) and may_be_lost(step, book.incarnation)
+        is_open = is_open or (undo is not None and truths[undo].lost is not None)  # undone in lost commits
+        if not may_land and not is_open:
             _true_book(step, net)
         if book.head.end and step.is_unsettled:
             raise Broken("orphan", f"the run has {book.head.end}, but {step.step_id} is {step.state}")
@@ -279,7 +289,9 @@ def _true_book(step: Step, net: int) -> None:
 
 def can_land(book: Book, truths: Truths, place: int) -> bool:
     """Whether a request of a step may still reach its provider."""
-    step = book.steps[place]
+    step, lost = book.steps[place], truths[place].lost
+    if lost is not None and lost.place == UNHEARD and book.window == LANDING:
+        return True
     return step is not None and any(
         request.place in (READY, WIRE, UNHEARD) and attempt.deadline_ms > NOW
         for attempt, request in zip(step.attempts, truths[place].requests, strict=True)

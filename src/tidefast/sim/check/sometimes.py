@@ -17,6 +17,7 @@ WANTED = (
     *("death_between_intent_and_send", "death_between_send_and_receipt", "exiled", "restarted"),
     *("deduped", "doubled_request", "declined", "error_after_commit", "lost_request", "unsent"),
     *("landed_unheard", "deadline_in_flight", "gave_up", "spoke_late", "spoke_too_late", "day_passed"),
+    *("restored", "restored_over_a_lost_effect", "lost_landed", "held_lost_commits", "lost_sending_replayed"),
     *("no_progress", "strange_answer", "not_asked", "drift", "owner_silent", "retried"),
 )
 KINDS_SEEN = frozenset(("run_completed", "run_failed", "step_withdrawn", "checkpoint_saved"))
@@ -39,6 +40,8 @@ def seen_in(book: Book, command: Command, decision: Decision, after: Book | None
                 data = event.data
                 names += ["restated"] if "tool" in data and data["call_digest"] != step.call_digest else []
                 names += ["retried"] if step.state == "pending" else []
+            case "step_fenced" if any(before.kind == "step_presumed" for before in decision.events):
+                names.append("lost_sending_replayed")
             case "lease_preempted" | "lease_lapsed" if any(s and s.undo_of and s.state == "fenced" for s in book.steps):
                 names.append("preempted_compensation")
             case "step_held":

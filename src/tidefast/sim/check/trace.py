@@ -100,6 +100,11 @@ TOLD: Mapping[str, str] = {
     "exile": "the gateway is given up for dead, but lives on (fault)",
     "restart": "the authority restarts (fault)",
     "a day": "a day passes (fault)",
+    "backup": "a backup is made",
+    "restore": "the store is lost, and the backup is put into service (fault)",
+    "lost lands": "a request of {step} that the lost commits knew reaches the provider",
+    "lost time passes": "no request of the lost commits can land any more",
+    "close window": "an operator who knows that nothing was lost closes the window",
 }
 
 

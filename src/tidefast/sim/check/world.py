@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.contracts import contract_digest
-from tidefast.protocol.ids import Epoch, RunId, StepId, derived_id
+from tidefast.protocol.ids import Epoch, RunId, StepId, derived_id, epochs_from, incarnation_of
 from tidefast.protocol.lease import GRANTS_WITHOUT_PROGRESS_MAX
-from tidefast.protocol.records import HAD_NO_EFFECT, NOT_SETTLED, Attempt, Now, OpenStep, RunHead, Step
+from tidefast.protocol.records import HAD_NO_EFFECT, NOT_SETTLED, Attempt, Now, OpenStep, Recovery, RunHead, Step
+from tidefast.protocol.recovery import is_presumed
 from tidefast.sim.check.configs import TIMEOUT_MS, TTL_MS, Config, Tool
 
 RUN = RunId("run")
@@ -41,6 +42,11 @@ ANSWERS: dict[str, OutcomeKind] = {
     "strange": "unlisted",
 }
 UNKNOWN, FRESH, FADING = 0, 1, 2  # what the provider remembers of a step's key
+# The window after a restore: lost requests may land, they can land no more, an operator has closed it.
+NO_WINDOW, LANDING, LANDED, CLOSED = 0, 1, 2, 3
+NO_BACKUP, SPENT = -1, -2  # none was made yet; it was restored
+RESTORED = 1  # the incarnation after the restore
+FIRST_OF_RESTORED = epochs_from(RESTORED)
 
 
 class Broken(Exception):
@@ -52,11 +58,30 @@ class Broken(Exception):
 
 
 class Book(NamedTuple):
-    """What the authority holds: the head, its steps in the order of the configuration, and whether it just started."""
+    """What the authority holds: the head, its steps in the order of the configuration, and whether it just started.
+
+    `backup` is the number of the books that a backup holds, `window` how a restore stands.
+    """
 
     head: RunHead
     steps: tuple[Step | None, ...]
     grace: bool = False
+    backup: int = NO_BACKUP
+    window: int = NO_WINDOW
+
+    @property
+    def incarnation(self) -> int:
+        return RESTORED if self.window else 0
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """The store's window, as long as it is open."""
+        return None if self.window in (NO_WINDOW, CLOSED) else recovery_of(self.window)
+
+
+def recovery_of(window: int) -> Recovery:
+    """The window in milliseconds: a lost request lands until its timeout after the restore."""
+    return Recovery(NOW, NOW, NOW if window == LANDING else PASSED - TIMEOUT_MS)
 
 
 class Request(NamedTuple):
@@ -82,6 +107,7 @@ class Truth(NamedTuple):
     memory: int = UNKNOWN
     look: Look | None = None
     requests: tuple[Request, ...] = ()
+    lost: Request | None = None  # of commits that a restore lost, until the books presume it
 
 
 Truths = tuple[Truth, ...]
@@ -141,8 +167,8 @@ def normal_book(shape: Shape, book: Book) -> Book:
     """The same books with everything written alike that no rule can tell apart."""
     epochs = _epochs(shape.config, book)
     steps = tuple(None if step is None else _normal_step(step, book.head, epochs) for step in book.steps)
-    head = _normal_head(shape, book.head, steps, epochs)
-    return Book(head, steps, book.grace and head.is_live)
+    head = _normal_head(shape, book, steps, epochs)
+    return Book(head, steps, book.grace and head.is_live, book.backup, book.window)
 
 
 def _epochs(config: Config, book: Book) -> dict[int, Epoch]:
@@ -154,6 +180,8 @@ def _epochs(config: Config, book: Book) -> dict[int, Epoch]:
         if step is not None:
             named.add(step.epoch)
             named.update(attempt.epoch for attempt in step.attempts)
+    if book.window:
+        return _epochs_restored(config, head, named)
     keeps_newest = head.is_live or bool(head.end) or top < config.workers
     older = sorted(named - ({0, head.epoch} if keeps_newest else {0}), reverse=True)
     names: dict[int, Epoch] = {epoch: Epoch(max(1, top - 1 - rank)) for rank, epoch in enumerate(older)}
@@ -161,6 +189,23 @@ def _epochs(config: Config, book: Book) -> dict[int, Epoch]:
     if keeps_newest:
         names[head.epoch] = Epoch(top)
     return names
+
+
+def _epochs_restored(config: Config, head: RunHead, named: set[int]) -> dict[int, Epoch]:
+    """After a restore all epochs of the older incarnation are one; those of the new one are told apart as before."""
+    floor = FIRST_OF_RESTORED
+    top = newest_name(config, head, RESTORED)
+    older = sorted((epoch for epoch in named if floor < epoch < head.epoch), reverse=True)
+    names: dict[int, Epoch] = {epoch: Epoch(1) for epoch in named if epoch < floor}
+    names |= {epoch: Epoch(max(floor + 1, top - 1 - rank)) for rank, epoch in enumerate(older)}
+    return {**names, 0: Epoch(0), floor: floor, head.epoch: top}
+
+
+def newest_name(config: Config, head: RunHead, incarnation: int) -> Epoch:
+    """How the newest epoch is written."""
+    if not incarnation:
+        return Epoch(min(head.epoch, config.workers))
+    return Epoch(1) if head.epoch < FIRST_OF_RESTORED else Epoch(min(head.epoch, FIRST_OF_RESTORED + config.workers))
 
 
 def _normal_step(step: Step, head: RunHead, epochs: dict[int, Epoch]) -> Step:
@@ -186,7 +231,7 @@ def _normal_attempts(step: Step, epochs: dict[int, Epoch]) -> Iterable[Attempt]:
         admitted = LONG_AGO if is_old else fresh
         yield Attempt(
             attempt.number,
-            epochs[attempt.epoch] if doubtful else Epoch(1),
+            epochs[attempt.epoch] if doubtful else (FIRST_OF_RESTORED if incarnation_of(attempt.epoch) else Epoch(1)),
             attempt.owner if doubtful else GONE,
             admitted,
             admitted,
@@ -197,9 +242,9 @@ def _normal_attempts(step: Step, epochs: dict[int, Epoch]) -> Iterable[Attempt]:
         older_doubt = older_doubt or doubtful
 
 
-def _normal_head(shape: Shape, head: RunHead, steps: tuple[Step | None, ...], epochs: dict[int, Epoch]) -> RunHead:
-    config = shape.config
-    top = Epoch(min(head.epoch, config.workers))
+def _normal_head(shape: Shape, book: Book, steps: tuple[Step | None, ...], epochs: dict[int, Epoch]) -> RunHead:
+    config, head = shape.config, book.head
+    top = newest_name(config, head, book.incarnation)
     grants = max(head.grants_without_progress, GRANTS_FROM) if config.counts_grants else 0
     return head._replace(
         version=SEQ,
@@ -222,6 +267,7 @@ def _normal_head(shape: Shape, head: RunHead, steps: tuple[Step | None, ...], ep
         ending_seq=SINCE if head.ending_seq else 0,
         end_seq=SINCE if head.end_seq else 0,
         open=tuple(_normal_open(shape, head, steps, epochs)),
+        recovery=head.recovery and recovery_of(LANDING if book.window == LANDING else LANDED),
     )
 
 
@@ -273,7 +319,16 @@ def a_day_later(book: Book) -> Book:
         for step in book.steps
     )
     head = book.head._replace(expires_at_ms=PASSED if book.head.is_live else 0, not_before_ms=0)
-    return Book(head, steps)
+    return book._replace(head=head, steps=steps, grace=False)
+
+
+def lost_time_over(book: Book) -> Book:
+    """The books when no request of the lost commits can land any more."""
+    for place, step in enumerate(book.steps):
+        for attempt in () if step is None else step.attempts:
+            if is_presumed(attempt):
+                book = passed(book, place, attempt.number)
+    return book._replace(window=LANDED)
 
 
 # --- normal form of the truth, given the books
@@ -283,7 +338,10 @@ def normal_truth(step: Step | None, truth: Truth) -> Truth:
     """Room for each attempt that the books know; what nobody will ever hear of, or look at, is dropped."""
     if step is None:
         return truth
-    requests = truth.requests + (Request(READY),) * (len(step.attempts) - len(truth.requests))
+    fresh = step.attempts[len(truth.requests) :]
+    was_lost = truth.lost or Request(NOWHERE)
+    requests = truth.requests + tuple(was_lost if is_presumed(attempt) else Request(READY) for attempt in fresh)
+    lost = None if any(map(is_presumed, fresh)) or step.settled_seq else truth.lost
     kept = tuple(
         [
             Request(request.place) if request.had_effect and attempt.state == "applied" else request
@@ -293,12 +351,37 @@ def normal_truth(step: Step | None, truth: Truth) -> Truth:
     look = truth.look
     if look is not None and (look.attempts != len(step.attempts) or step.state not in ("fenced", "in_doubt", "held")):
         look = None
-    return Truth(truth.applied, truth.by_hand, truth.memory, look, kept)
+    return Truth(truth.applied, truth.by_hand, truth.memory, look, kept, lost)
+
+
+def restored_truth(step: Step | None, truth: Truth) -> Truth:
+    """The truth of one step when the books are those of a backup: requests that these don't know are lost ones."""
+    known = 0 if step is None else len(step.attempts)
+    places = [UNHEARD if request.place in (WIRE, UNHEARD) else NOWHERE for request in truth.requests]
+    pairs = [Request(place, request.had_effect) for place, request in zip(places, truth.requests, strict=True)]
+    kept = tuple((pairs + [Request(NOWHERE)] * known)[:known])
+    in_flight = UNHEARD in places[known:]
+    had_effect = truth.applied - truth.by_hand > 0 and not any(request.had_effect for request in kept)
+    is_settled = step is not None and step.settled_seq > 0
+    has_lost = (in_flight or had_effect) and not is_settled
+    lost = Request(UNHEARD if in_flight else NOWHERE, had_effect) if has_lost else None
+    return Truth(truth.applied, truth.by_hand, FRESH if truth.applied else UNKNOWN, None, kept, lost)
+
+
+def no_longer_lost(step: Step | None, truth: Truth) -> Truth:
+    """The truth when lost requests, presumed ones among them, can land no more."""
+    attempts = () if step is None else step.attempts
+    requests = tuple(
+        request._replace(place=NOWHERE) if number < len(attempts) and is_presumed(attempts[number]) else request
+        for number, request in enumerate(truth.requests)
+    )
+    lost = Request(NOWHERE, True) if truth.lost is not None and truth.lost.had_effect else None
+    return truth._replace(requests=requests, lost=lost)
 
 
 def can_be_stripped(step: Step, truth: Truth) -> bool:
     """Whether a settled step's attempts are history: nothing of it is under way and no deadline is waited for."""
-    if not step.settled_seq or len(step.attempts) == 0:
+    if not step.settled_seq or len(step.attempts) == 0 or truth.lost is not None:
         return False
     if any(request.place != NOWHERE for request in truth.requests):
         return False
@@ -324,6 +407,7 @@ def shortened(step: Step, truth: Truth, retries: int) -> tuple[Step, Truth]:
         counted = attempt is first or attempt.state not in HAD_NO_EFFECT or request.place != NOWHERE
         if not counted and attempt.state == "refused" and refusals < retries:
             counted = True
+        counted = counted or is_presumed(attempt)
         refusals += attempt.state == "refused"
         if counted:
             kept.append((attempt, request))

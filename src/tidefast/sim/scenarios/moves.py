@@ -16,7 +16,7 @@ from tidefast.sdk.line import Backoff
 from tidefast.sdk.passes import Pass
 from tidefast.sim.scenarios.agents import app
 from tidefast.sim.scenarios.expecting import expect
-from tidefast.sim.scenarios.provider import FATES, Fate
+from tidefast.sim.scenarios.provider import ASK, FATES, Fate
 from tidefast.sim.scenarios.stage import AUTHORITY, PERSON, PROVIDER, Stage
 from tidefast.sim.scenarios.text import Move, ScriptError
 
@@ -256,6 +256,14 @@ async def _sweep(stage: Stage, move: Move) -> None:
     await stage.keeper.sweep()
 
 
+@verb("probe")
+async def _probe(stage: Stage, move: Move) -> None:
+    """The sweep asks providers about every doubt that is due."""
+    _set_fate(stage, move, ASK)
+    if not stage.authority.gateway.prober.sweep():
+        stage.note("!", "nobody is asked", AUTHORITY, told="nobody is asked")
+
+
 @verb("freeze")
 async def _freeze(stage: Stage, move: Move) -> None:
     who = word(move, 1, "a worker or gateway")
@@ -318,6 +326,8 @@ async def _provider(stage: Stage, move: Move) -> None:
         stage.provider.forget()
     elif move.words[2:] == ["ignores", "keys"]:
         stage.provider.ignores_keys.add(tool)
+    elif move.words[2:3] == ["shows"]:
+        stage.provider.shows[tool] = int(word(move, 3, "a number"))
     else:
         _set_fate(stage, move, tool)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tidefast.engine.clock import Clock
-from tidefast.protocol.contracts import Contract, Request, Undo
+from tidefast.protocol.contracts import Contract, Limits, Probe, Request, Undo
 from tidefast.protocol.ids import Epoch, RunId, StepId
 from tidefast.protocol.patterns import Pattern
 from tidefast.services import http_sender
@@ -26,13 +26,15 @@ from tidefast.sim.scenarios.text import ScriptError
 
 DAY_MS = 86_400_000
 TIMEOUT_MS = 30_000
+LAG_MS = 10_000
+ASK = "ask"  # what a probe is called: its fate is said like that of a tool
 KEY_HEADER = "Idempotency-Key"
 FATES = ("withhold", "lose", "answer", "commit")
 Tell = Callable[[str, str, bool], None]  # (what happened, the same in short, whether the provider speaks)
 
 
 def contracts() -> dict[str, Contract]:
-    """The tools of every scenario: two that know a key again, one that knows nothing, one that only reads."""
+    """The tools of every scenario: some know a key again, some can be asked, some neither, one only reads."""
 
     def post(tool: str, **more: Any) -> Contract:
         url = f"https://provider.example/{tool}"
@@ -40,7 +42,22 @@ def contracts() -> dict[str, Contract]:
 
     keyed: dict[str, Any] = {"key": f"header:{KEY_HEADER}", "key_ttl_ms": DAY_MS}
     undo = Undo("refund", {"charge": "{receipt.body.id}"})
+    probe = Probe(
+        found=Pattern(0, (("data.0.id", "string"),)),
+        absent=Pattern(0, (("data", "empty"),)),
+        many=Pattern(0, (("data.1.id", "string"),)),
+        lag_ms=LAG_MS,
+        url="https://provider.example/done",
+        receipt="data.0",
+    )
     tools = (
+        post("wire", probe=probe, probe_tries=2),
+        post("card", probe=probe, probe_tries=2, payload_bound=(Pattern(422),), **keyed),
+        post("account", ttl_from="completed", **keyed),
+        post("news", independent=True),
+        post("seat", undo=Undo("vacate", {}), undo_safe_if_absent=True),
+        post("vacate", **keyed),
+        post("gift", limits=Limits(per_run=1)),
         post("charge", undo=undo, **keyed),
         post("refund", **keyed),
         post("mail"),
@@ -92,6 +109,7 @@ class Provider:
         self.net: Counter[tuple[str, str]] = Counter()
         self.seen: dict[tuple[str, str], set[tuple[str, str]]] = {}
         self.ignores_keys: set[str] = set()
+        self.shows: dict[str, int] = {}  # by tool: how many effects a probe is told of, whatever is true
         self._memory: dict[str, tuple[int, str]] = {}
         self._effects: dict[str, tuple[str, str]] = {}
 
@@ -122,6 +140,8 @@ class Provider:
         if fate.lose == "request" or (fate.withhold == "request" and not await self._hold(name, "request", tool)):
             self._tell(f"{name}: {tool} request is lost on the way", "lost on the way", False)
             raise Lost
+        if tool == ASK:
+            return await self._say(step, fate)
         self.sends[step] += 1
         self.seen.setdefault(step, set()).add((key, body))
         answer = self._answer(tool, step, key, body, fate)
@@ -130,6 +150,18 @@ class Provider:
             raise Lost
         self._tell(f"{name}: answers {answer[0]}", str(answer[0]), True)
         return json.dumps(answer).encode()
+
+    async def _say(self, step: tuple[str, str], fate: Fate) -> bytes:
+        """What it says when it is asked about a step: what is true then, however late it is heard."""
+        name = step[1]
+        count = self.shows.get(name, self.net[step])
+        if fate.withhold == "answer" and not await self._hold(name, "answer", ASK):
+            self._tell(f"{name}: the answer is lost", "answer lost", True)
+            raise Lost
+        said = f"says {count}" if fate.status == 200 else f"answers {fate.status}"
+        self._tell(f"{name}: asked whether it happened, {said}", f"asked: {said}", True)
+        data = [{"id": f"{name}_{place + 1}"} for place in range(count)]
+        return json.dumps([fate.status, {"data": data} if fate.status == 200 else None]).encode()
 
     async def _hold(self, step: str, what: str, tool: str) -> bool:
         told = f"{tool} on its way" if what == "request" else "answer held up"
@@ -151,6 +183,9 @@ class Provider:
             self.net[step] += 1
         if tool == "refund":
             self.net[self._effects[json.loads(body)["charge"]]] -= 1
+        if tool == "vacate":  # of a seat that was never taken, nothing happens
+            target = (step[0], name.removesuffix("~undo"))
+            self.net[target] = max(self.net[target] - 1, 0)
         if knows:
             self._memory[key] = (200, receipt)
         done = f"arrives and is done ({self.net[step]})" if tool != "lookup" else "is answered"
@@ -172,8 +207,12 @@ class ScriptedWire(HttpSender):
         if key and self._epoch_in_key:
             key = f"{key}-{epoch}"
         leave = departing.get().leave
-        serving = asyncio.ensure_future(self._provider.serve(contract.tool, (run, name), key, request.body, leave))
+        tool = ASK if request.method == "GET" else contract.tool
+        serving = asyncio.ensure_future(self._provider.serve(tool, (run, name), key, request.body, leave))
         answer = await asyncio.shield(serving)  # no timeout of ours recalls what is on the wire
         status, receipt = json.loads(answer)
-        body = json.dumps({"id": receipt}).encode() if receipt else b"{}"
+        if isinstance(receipt, dict):
+            body = json.dumps(receipt).encode()
+        else:
+            body = json.dumps({"id": receipt}).encode() if receipt else b"{}"
         return http_sender.outcome(contract, status, "application/json", body, True)

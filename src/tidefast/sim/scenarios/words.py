@@ -12,7 +12,21 @@ from tidefast.wire.refusals import ROWS
 
 # What a trace tells of an event's data and of a refusal's facts, in this order; all else is left out.
 DATA = (
-    *("agent", "holder", "attempt", "number", "undo", "by", "verdict", "state", "reason", "is_lost", "dropped"),
+    *(
+        "agent",
+        "holder",
+        "attempt",
+        "number",
+        "undo",
+        "by",
+        "verdict",
+        "answer",
+        "asked_ms",
+        "state",
+        "reason",
+        "is_lost",
+        "dropped",
+    ),
     *("not_before_ms", "expires_at_ms", "value", "error"),
 )
 FACTS = (
@@ -36,6 +50,7 @@ TOLD: Mapping[str, str] = {
     "step_doubted": "{step}: in doubt",
     "step_presumed": "{step}: may have been sent in lost commits",
     "step_held": "{step}: HELD for a person",
+    "probe_answered": "{step}: its provider says {answer}",
     "step_resolved": "{step}: {by} says {verdict}",
     "step_withdrawn": "{step}: withdrawn",
     "undo_begun": "{step}: its undo begins",
