@@ -26,6 +26,7 @@ from tidefast.server.keyfile import add_key
 POLLS, SLOW, BODIES = 1_000, 500, 20
 WINDOW_S = 6.0
 PAUSE_S = 0.01
+TRICKLE_S = 1.0
 SERVE = """
 import sys
 from tidefast.cli.main import main
@@ -109,7 +110,7 @@ async def besiege(port: int, keys: list[str]) -> tuple[list[Caller], list[asynci
             for caller in bodies:
                 if caller.transport is not None:
                     caller.transport.write(b" " * 64 * 1024)
-            await asyncio.sleep(1)
+            await asyncio.sleep(TRICKLE_S)
 
     return [*slow, *bodies], polls, asyncio.ensure_future(trickle())
 

@@ -25,6 +25,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 1.0
 PEAK_S, OVER_S = 5.0, 10.0
+BEAT_S = 0.002  # of the load, which comes by the clock
 BUSY_CALLERS = 8  # enough to keep it busy, and not so many that it refuses any
 RUNS = 3_000  # that a question goes through, so that asking costs little and answering much
 SERVE = """
@@ -171,7 +172,7 @@ async def good_at(port: int, rate: float) -> Counter[int]:
             asking.add(task)
             task.add_done_callback(asking.discard)
             sent += 1
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(BEAT_S)
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
