@@ -122,7 +122,11 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # nothing is upgraded here: the request was handed over and is answered as what it is
+            if self._should_upgrade():
+                self._disarm()
+                self._is_dead = True  # what comes now belongs to the socket
+                self.handle_websocket_upgrade()
+            return  # nothing else is upgraded: the request was handed over and is answered as what it is
         except httptools.HttpParserError as error:
             self._broken(error)
             return
@@ -162,6 +166,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers, self._in_body = False, True
         self._body_until = self.loop.time() + self.body_time_s
         self._disarm()
+        if self._get_upgrade() == b"websocket":
+            from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # at first use
+
+            self.ws_protocol_class = WebSocketsSansIOProtocol
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
