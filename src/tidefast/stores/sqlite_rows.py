@@ -76,8 +76,8 @@ WRITE_RUNS = Write(
     " VALUES",
     12,
     "ON CONFLICT (run_key) DO UPDATE SET state = excluded.state, is_busy = excluded.is_busy,"
-    " is_held = excluded.is_held, not_before_ms = excluded.not_before_ms, probe_ms = excluded.probe_ms, epoch = excluded.epoch,"
-    " version = excluded.version, record = excluded.record",
+    " is_held = excluded.is_held, not_before_ms = excluded.not_before_ms, probe_ms = excluded.probe_ms,"
+    " epoch = excluded.epoch, version = excluded.version, record = excluded.record",
 )
 WRITE_STEPS = Write(
     "INSERT INTO steps (run_key, step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups,"
