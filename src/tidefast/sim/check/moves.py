@@ -458,6 +458,7 @@ class Moves:
                     truths, place, truth._replace(by_hand=truth.by_hand + (verdict == "compensated" and net))
                 )
                 yield Move(key), outcome.book, after, outcome.seen
+        yield from self._probe_moves(book, truths, place, "late" if has_passed else "early", net, len(step.attempts))
         if not self.config.slow_looks:
             return
         look = Look(net, len(step.attempts), has_passed and self.books[book].window != LANDING)
@@ -465,6 +466,18 @@ class Moves:
             yield Move(("look", place)), book, with_truth(truths, place, truth._replace(look=look)), ()
         if truth.look is not None:
             yield from self._speaks(book, truths, place, truth.look)
+
+    def _probe_moves(
+        self, book: int, truths: Truths, place: int, when: str, net: int, attempts: int
+    ) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
+        """A provider that can be asked says the truth of the moment when it was asked, or nothing clear."""
+        if self.shape.tools[place].contract.probe is None:
+            return
+        for word in ("found" if net else "absent", "unclear"):
+            key: Key = ("probe", place, word, when, attempts)
+            outcome = self.outcome(book, key)
+            if outcome.book != book:
+                yield Move(key), outcome.book, truths, (*outcome.seen, f"probe_{word}")
 
     def _speaks(
         self, book: int, truths: Truths, place: int, look: Look
@@ -476,6 +489,10 @@ class Moves:
             after = with_truth(truths, place, truths[place]._replace(look=None))
             seen = (*outcome.seen, "spoke_late") if outcome.book != book else ("spoke_too_late",)
             yield Move(("speak", *key[1:])), outcome.book, after, seen
+        when = "late" if look.is_late_enough else "early"
+        for move, heard, _, seen in self._probe_moves(book, truths, place, when, look.net, look.attempts):
+            after = with_truth(truths, place, truths[place]._replace(look=None))
+            yield Move(("heard", *move.key[1:])), heard, after, (*seen, "probe_heard_late")
 
     def _window_moves(self, book_id: int, truths: Truths) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
         """A backup is made; lost requests land, until they can no more; an operator who knows closes the window."""

@@ -216,6 +216,8 @@ def _normal_step(step: Step, head: RunHead, epochs: dict[int, Epoch]) -> Step:
         receipt_seq=RECEIPT if step.receipt_seq else 0,
         epoch=epochs[step.epoch],
         reason="",
+        probes=step.probes if step.state == "in_doubt" else 0,
+        probed_ms=0,
         settled_seq=0 if not step.settled_seq else (SINCE if since else BEFORE),
     )
 
@@ -276,9 +278,10 @@ def _normal_open(
 ) -> Iterable[OpenStep]:
     for entry in sorted(head.open, key=lambda entry: shape.place[entry.step_id]):
         if entry.wire_until_ms > NOW:
-            yield entry._replace(wire_epoch=epochs.get(entry.wire_epoch, Epoch(1)), wire_until_ms=AHEAD)
+            epoch = epochs.get(entry.wire_epoch, Epoch(1))
+            yield entry._replace(wire_epoch=epoch, wire_until_ms=AHEAD, probe_ms=0)
         elif entry.is_unsettled:
-            yield entry._replace(wire_epoch=Epoch(0), wire_until_ms=0)
+            yield entry._replace(wire_epoch=Epoch(0), wire_until_ms=0, probe_ms=0)
 
 
 def passed(book: Book, place: int, number: int) -> Book:
