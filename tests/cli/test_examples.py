@@ -1,10 +1,12 @@
 """Every example of every `--help` is run, as it is printed, and does what it says."""
 
+import hashlib
 import json
 import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ from tests.cli.processes import COMMAND, ENVIRONMENT
 
 from tidefast.cli.examples import EXAMPLES
 from tidefast.cli.main import COMMANDS, main
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId
+from tidefast.protocol.records import WorkspaceHead
+from tidefast.protocol.workspace import Entry
+from tidefast.stores.base import Batch
+from tidefast.stores.sqlite import SqliteStore
+from tidefast.stores.sqlite_blobs import SqliteBlobs
+from tidefast.stores.workspaces import LoggedWrite, StoredWrite
 
 APP = """
 import asyncio
@@ -54,7 +63,7 @@ TOOLS = '[tools.look]\nkind = "http"\neffect = "none"\nurl = "http://127.0.0.1:9
 # In this order each finds what the ones before left; serve and worker run beside those that need them.
 ALONE = (
     *("run", "runs", "show", "log", "held", "resolve", "thaw", "anchor", "export", "verify", "audit"),
-    *("backup", "restore", "recover", "adopt", "keys", "doctor", "completion", "scenarios"),
+    *("backup", "restore", "recover", "adopt", "keys", "doctor", "completion", "scenarios", "workspaces", "workspace"),
 )
 SERVED = ("serve", "start", "worker", "preempt")
 LONG = ("demo", "check", "sim")
@@ -111,6 +120,23 @@ class Shell:
         self.services.clear()
 
 
+def fill_workspace(path: Path) -> None:
+    """Three writes of a workspace `case`, with their contents, in a store that nobody serves."""
+    store = SqliteStore.open(path, create=False)
+    contents = SqliteBlobs(path.with_name(path.name + ".contents"), clock_ms=lambda: 0)
+    key = store.run_key_max() + 1
+    for n in (1, 2, 3):
+        text = b"%d" % n
+        digest = hashlib.sha256(text).hexdigest()
+        contents.write({digest: text})
+        logged = LoggedWrite(n, RunId("r-1"), StepId(f"s{n}"), 5, "0" * 64, n, 1)
+        entry = Entry("file", 0o644, digest, 1)
+        head = WorkspaceHead(WorkspaceId("case"), version=n, log_index=n)
+        store.commit(Batch(workspaces={key: head}, writes=[StoredWrite(key, logged, {f"f{n}": entry})]))
+    contents.close()
+    store.close()
+
+
 def prepare(shell: Shell, command: str) -> None:
     """What the examples of a command take for granted."""
     match command:
@@ -133,6 +159,8 @@ def prepare(shell: Shell, command: str) -> None:
         case "adopt":
             shell.succeeds("tidefast backup copy-of.db")
             shutil.copy(shell.home / "copy-of.db", shell.home / "copy.db")
+        case "workspaces":
+            fill_workspace(shell.home / ".tidefast/store.db")
         case "doctor":
             shutil.copytree(shell.home / "new", shell.home / "desk", dirs_exist_ok=True)
 
@@ -145,6 +173,8 @@ def test_the_examples_of_commands_that_work_alone_do_what_they_say(tmp_path: Pat
         for line, _ in EXAMPLES[command]:
             shell.succeeds(line)
     assert (tmp_path / "r-1.svg").read_text().startswith("<svg")
+    with tarfile.open(tmp_path / "case.tar") as archive:
+        assert archive.getnames() == ["f1", "f2", "f3"]
 
 
 @pytest.mark.rig

@@ -30,7 +30,7 @@ from tidefast.sdk.replica.tree import Rules
 from tidefast.wire import replica as r
 
 HERE = examine()
-LEASE_MS = 15_000
+LEASE_MS = 600_000
 
 
 class Shore:

@@ -5,6 +5,8 @@ import inspect
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -301,6 +303,14 @@ def test_closing_ends_the_thread_and_a_call_that_waits() -> None:
             desk.run("r1")
         assert not [thread for thread in threading.enumerate() if thread.name == "tidefast client"]
         desk.close()  # once more is harmless
+
+
+def test_a_client_that_nobody_closes_leaves_without_a_word() -> None:
+    """As in a script of two lines, whose end is the end of the process."""
+    with a_server() as (url, _):
+        code = f"import tidefast as tf; tf.Client({url!r}).start('refund'); print(len(list(tf.Client({url!r}).runs())))"
+        done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_a_client_of_another_process_says_so() -> None:

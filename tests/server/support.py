@@ -49,7 +49,10 @@ class Spy:
             "journal": JournalPage((), 0), "renew": [Renewed(99)], "release": done, "apply": STEP,
             "save_result": STEP, "compensate": STEP, "checkpoint": done, "complete": done, "fail": done,
             "oversee": done, "resolve": Settled("applied", False), "runs": [], "events": [],
-            "steps": [], "held": [], "run": Refused("not_found", "run_unknown", {"run": "r1"}),
+            "list_workspaces": [], "workspace": Refused("not_found", "workspace_unknown", {"workspace": "w1"}),
+            "workspace_log": [], "workspace_entries": {"index": 0, "entries": []}, "workspace_diff": {"changes": []},
+            "read_workspace": {"result": 1}, "steps": [], "held": [],
+            "run": Refused("not_found", "run_unknown", {"run": "r1"}),
             "step": Refused("not_found", "step_unknown", {"step": "s1"}), "troubles": Troubles(1, 2, 3_000),
             "budgets": [], "raise_budget": BudgetInfo("run/r1", *[0] * 9, None, None, None, ""),
         }  # fmt: skip

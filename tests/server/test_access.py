@@ -88,6 +88,7 @@ def passed(reply: Reply, verb: Verb) -> bool:
     return verb.guard != "lease" and reply.says in {
         (404, "not_found", "run_unknown"),
         (404, "not_found", "step_unknown"),
+        (404, "not_found", "workspace_unknown"),
     }
 
 

@@ -53,6 +53,12 @@ OPEN: list[tuple[str, str, Any, str, int]] = [
     ("POST", R + "/lease", {"holder": "w"}, "grant", 200),
     ("POST", "/v1/leases/renew", {"tokens": [TOKEN]}, "renew", 200),
     ("GET", "/v1/held", None, "held", 200),
+    ("GET", "/v1/workspaces", None, "list_workspaces", 200),
+    ("GET", "/v1/workspaces/w1", None, "workspace", 404),
+    ("GET", "/v1/workspaces/w1/log?after=2", None, "workspace_log", 200),
+    ("GET", "/v1/workspaces/w1/files?index=2", None, "workspace_entries", 200),
+    ("GET", "/v1/workspaces/w1/diff?since=1", None, "workspace_diff", 200),
+    ("POST", "/v1/workspaces/w1/read", {"verb": "stat", "args": {}}, "read_workspace", 200),
     ("GET", "/v1/budgets?limit=2", None, "budgets", 200),
     ("GET", "/readyz", None, "runs", 200),
     ("GET", "/metrics", None, "troubles", 200),
@@ -275,7 +281,7 @@ ODD: list[tuple[str, str, bytes, dict[str, str], tuple[int, str, str]]] = [
     ("GET", "//authority/v1/../admin", b"", {}, (404, "not_found", "route_unknown")),
     ("GET", "/v1/runs/%2e%2e/held", b"", {}, (404, "not_found", "route_unknown")),
     ("GET", "/v1//runs", b"", {}, (404, "not_found", "route_unknown")),
-    ("GET", "/v1/workspaces", b"", {}, (404, "not_found", "route_unknown")),
+    ("GET", "/v1/nothing", b"", {}, (404, "not_found", "route_unknown")),
     ("POST", R + "/retire", b"{}", {}, (404, "not_found", "route_unknown")),
     *(
         (method, "/v1/runs", b"", {}, (405, "unsupported", "method_not_allowed"))

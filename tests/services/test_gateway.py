@@ -10,6 +10,7 @@ from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.points import Point
 from tidefast.protocol.records import Right
 from tidefast.protocol.verdicts import Done, Refused
+from tidefast.services import gateway
 from tidefast.sim.world import LEASE_MS, TIMEOUT_MS, World
 from tidefast.stores.memory import MemoryStore
 
@@ -229,5 +230,39 @@ def test_a_replay_after_the_deadline_uses_the_stored_request_and_the_same_key() 
         await asyncio.gather(asking, return_exceptions=True)
         assert dict(world.provider.sends) == {answer.key: 2}
         assert world.provider.net[answer.key] == 1
+
+    in_world(test)
+
+
+def test_a_stopping_gateway_waits_for_providers_and_not_for_ever() -> None:
+    async def test(world: World, right: Right) -> None:
+        await world.gateway.drain()  # nothing is out: at once
+        arrival = world.provider.script("charge", "withhold_answer")
+        asking = asyncio.create_task(pay(world, right))
+        await arrival.wait()
+        await world.gateway.drain(0.02)
+        step = await world.authority.step(RUN, PAY)
+        assert not isinstance(step, Refused) and step.state == "fenced", "what is left then is doubt, by rule"
+        world.provider.let_go()
+        await world.gateway.drain()
+        answer = await asking
+        assert isinstance(answer, StepAnswer) and answer.state == "committed"
+
+    in_world(test)
+
+
+def test_a_caller_without_patience_still_hears_what_is_in_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for as long as a flush may take, and no longer for a provider."""
+    monkeypatch.setattr(gateway, "PATIENCE_MIN_MS", 20)
+
+    async def test(world: World, right: Right) -> None:
+        arrival = world.provider.script("charge", "withhold_answer")
+        assert told(await pay(world, right, wait_ms=0)) == ("step_in_flight", "in_flight")
+        await arrival.wait()
+        world.provider.let_go()
+        await world.quiet()
+        answer = await pay(world, right, wait_ms=0)
+        assert isinstance(answer, StepAnswer) and answer.replayed
+        assert told(await pay(world, right, '{"cents":501}', wait_ms=0)) == ("step_conflict", "other_call")
 
     in_world(test)

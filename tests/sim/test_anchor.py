@@ -261,7 +261,11 @@ def test_anchor_audit_export_and_verify_over_a_file(tmp_path: Path) -> None:
     done = tidefast("audit", "--anchor", "a", "--anchor-key", "key.pub", "--json", cwd=tmp_path)
     told = json.loads(done.stdout)
     assert done.returncode == 0 and told["anchors"][0]["pinned"] is True and told["anchors"][0]["runs"] == 2
-    assert "whose word it is" in tidefast("audit", "--anchor", "a", cwd=tmp_path).stdout
+    unpinned = tidefast("audit", "--anchor", "a", cwd=tmp_path).stdout
+    assert "whose word it is" in unpinned and "not checked: whose word the anchor is" in unpinned
+    assert "not checked: whether whole logs were rewritten" in tidefast("audit", cwd=tmp_path).stdout
+    asked = tidefast("audit", "--anchor", "a", "--anchor-key", "key.pub", "--json", cwd=tmp_path)
+    assert json.loads(asked.stdout)["not_checked"] == ["ledger"]
     assert tidefast("export", "one", "--out", "e", "--key", "key", cwd=tmp_path).returncode == 0
     assert tidefast("verify", "e", "--pub", "key.pub", cwd=tmp_path).returncode == 0
 

@@ -22,7 +22,7 @@ STATUS = {
     "run_paused": 409,
     "unsettled_effects": 409, "moved": 409, "not_found": 404, "invalid": 422, "lease_required": 428,
     "bad_token": 401, "unauthenticated": 401, "forbidden": 403, "unsupported": 415, "too_large": 413,
-    "limit_reached": 429, "no_replica": 503,
+    "limit_reached": 429, "no_replica": 503, "full": 507,
     "overloaded": 503, "store_unavailable": 503, "internal": 500,
 }  # fmt: skip
 FACTS = {"epoch": 4, "live_epoch": 5, "holder": "w2", "ended_at_ms": 7, "steps": ["a", "b~undo"]}

@@ -129,6 +129,18 @@ def told_anchors(anchors: "Sequence[Anchor]") -> tuple[str, dict[str, Any]]:
     return rows, {"anchors": found} if found else {}
 
 
+def not_checked(anchors: "Sequence[Anchor]", *, has_ledger: bool) -> dict[str, str]:
+    """What an audit of these can't say, so that nobody takes its silence for an answer: a word for each, a sentence."""
+    left: dict[str, str] = {}
+    if not has_ledger:
+        left["ledger"] = "what providers really did; only their own record, named with --ledger, can say that"
+    if not anchors:
+        left["anchor"] = "whether whole logs were rewritten, cut or put back; only an earlier --anchor can say that"
+    elif not all(each.seal is not None and each.seal.is_pinned for each in anchors):
+        left["anchor_key"] = "whose word the anchor is; whoever wrote the store may have written it too (--anchor-key)"
+    return left
+
+
 def export(
     run: str,
     /,

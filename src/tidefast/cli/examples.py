@@ -26,6 +26,12 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "log": (Example("tidefast log r-1 --after 3", "event by event, with the chain of digests"),),
     "held": (Example("tidefast held", "with the commands that settle each step"),),
+    "workspaces": (Example("tidefast workspaces", "with the replica of each"),),
+    "workspace": (
+        Example("tidefast workspace log case --since 3", "who wrote what after index 3"),
+        Example("tidefast workspace diff case --since 1 --index 3", "what changed from one index to another"),
+        Example("tidefast workspace tar case --output case.tar", "all that is committed"),
+    ),
     "resolve": (
         Example(
             "tidefast resolve r-3 mail not_applied --looked 0s --note 'not in the outbox'", "it will be sent again"

@@ -39,7 +39,7 @@ def audit(
     The store may be in use. With --ledger, effects that never passed the gateway are named too; let it rest for that.
     With --anchor, logs that were cut or rewritten since the anchor was taken are named, however well they were forged.
     """
-    from tidefast.cli.evidence import read_anchors, refusals, told_anchors
+    from tidefast.cli.evidence import not_checked, read_anchors, refusals, told_anchors
     from tidefast.sim import audit as auditor
     from tidefast.sim.history import LedgerError, read_ledger
     from tidefast.sim.report import from_audit, to_json, to_text
@@ -59,6 +59,9 @@ def audit(
     finally:
         opened.close()
     rows, more = told_anchors(anchors)
+    unchecked = not_checked(anchors, has_ledger=books is not None)
+    more = {**more, "not_checked": list(unchecked)}
+    rows += "".join(f"not checked: {what}\n" for what in unchecked.values())
     text = json.dumps({**json.loads(to_json(report)), **more}) if as_json else rows + to_text(report)
     _print(text, as_json)
     return ExitCode.OK if report.is_ok else ExitCode.OTHER

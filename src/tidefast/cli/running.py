@@ -16,11 +16,11 @@ from tidefast.cli import show as out
 from tidefast.cli import wiring
 from tidefast.cli.desk import at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.log import configure_log
 from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Models, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
-from tidefast.cli.serving import configure_log
 from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
 from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook

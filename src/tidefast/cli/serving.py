@@ -6,11 +6,10 @@ tools' process imports the app, this one imports the server, so that both are re
 
 import asyncio
 import os
-import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
@@ -18,6 +17,7 @@ from tidefast.cli import show as out
 from tidefast.cli import wiring
 from tidefast.cli.desk import given_key, server_url
 from tidefast.cli.errors import CliError, ConfigProblems, ExitCode
+from tidefast.cli.log import configure_log
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, DurationMs, Models, OperatorKey, StoreName, Tools
 from tidefast.cli.place import own, store_path, system_clock
@@ -345,34 +345,3 @@ async def _work(name: str, url: str, max_runs: int, lease_ms: int, as_json: bool
         await driver.run(handle_signals=True)
     finally:
         await authority.close()
-
-
-def configure_log(level: str = "info") -> None:
-    """Log lines go to standard error: coloured for people, JSON for everything else. Standard output is for answers."""
-    import logging
-
-    import structlog
-
-    is_terminal = sys.stderr.isatty()
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
-    ]
-    last: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(ensure_ascii=True)
-    )
-    # JSON escapes control characters by itself; a terminal has to be kept from them.
-    formatted: list[structlog.typing.Processor] = (
-        [_safe_values] if is_terminal else [structlog.processors.format_exc_info]
-    )
-    structlog.configure(
-        processors=[*shared, *formatted, last],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-
-
-def _safe_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    return {name: out.safe(value) if isinstance(value, str) else value for name, value in event.items()}

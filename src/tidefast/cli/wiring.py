@@ -19,6 +19,7 @@ from tidefast.protocol.contracts import Contract
 from tidefast.protocol.points import Hook
 from tidefast.services.authority import Authority
 from tidefast.services.closer import Closer
+from tidefast.services.contents import Contents
 from tidefast.services.gateway import Gateway
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.keeper import Keeper
@@ -26,8 +27,14 @@ from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook, load_models
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
+from tidefast.services.replicas import Replicas
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
+from tidefast.services.workspaces import Workspaces
 from tidefast.stores.base import Store
+from tidefast.stores.blobs import BlobStore
+from tidefast.stores.memory_blobs import MemoryBlobs
+from tidefast.stores.sqlite_blobs import SqliteBlobs
+from tidefast.wire.workspace import verb_facts
 
 if TYPE_CHECKING:
     from tidefast.sdk.app import App
@@ -60,6 +67,7 @@ class Parts:
         """Settle what is in flight, then end each part after those that use it. The store is closed last."""
         await self.closer.stop()
         await self.gateway.drain()
+        await self.gateway.workspaces.stop()
         await self.keeper.stop()
         if self.notifier is not None:
             await self.notifier.stop()
@@ -87,7 +95,9 @@ async def build_authority(
     engine.on_failure = die
     engine.start()
     http = HttpSender(clock)
-    gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock))
+    workspaces = _workspaces(engine, store)
+    gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock), workspaces)
+    workspaces.start()
     keeper = Keeper(engine, prober=gateway.prober)
     if sweeps:
         await keeper.start()
@@ -100,6 +110,21 @@ async def build_authority(
     if sweeps:
         closer.start()
     return Parts(store, clock, engine, gateway, keeper, http, sender, authority, closer)
+
+
+def _workspaces(engine: Engine, store: Store) -> Workspaces:
+    """The workspaces of a store; their contents lie in a file beside the store's."""
+    path: Path | None = getattr(store, "path", None)
+
+    def blobs() -> BlobStore:
+        return (
+            MemoryBlobs()
+            if path is None
+            else SqliteBlobs(path.with_name(path.name + ".contents"), clock_ms=lambda: engine.clock.now().wall_ms)
+        )
+
+    contents = Contents(engine, blobs)
+    return Workspaces(engine, contents, Replicas(engine, contents), verb_facts)
 
 
 def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":

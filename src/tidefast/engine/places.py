@@ -107,6 +107,12 @@ class Places:
             raise StoreCorrupt(f"the event {seq} of workspace {place.key} holds no delta; restore a backup")
         return delta
 
+    def waiting_digests(self) -> set[str]:
+        """The contents that deltas name which wait for their join, of every workspace."""
+        waiting = [place for place in self._places.values() if place.head is not None and place.head.open is not None]
+        deltas = [self.delta_at(p, p.head.open.write_seq) for p in waiting if p.head.open.write_seq]  # type: ignore[union-attr]
+        return {entry.digest for delta in deltas for entry in delta.values() if entry is not None}
+
     def forget_idle(self, place: Place, workspace_id: WorkspaceId) -> None:
         """What is durable and neither live nor open is read again when somebody asks."""
         if place.head is not None and not place.head.is_live and place.head.open is None:

@@ -14,10 +14,11 @@ from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.evolve import evolve
 from tidefast.protocol.ids import WorkspaceId
 from tidefast.protocol.records import Now, OpenWrite, View, WorkspaceGuard, WorkspaceHead
-from tidefast.protocol.replica import expiry_ms, replica_lapsed, write_down
+from tidefast.protocol.replica import replica_lapsed, write_down
 from tidefast.protocol.verdicts import Decision, Send, Wait, WriteOrder
 from tidefast.protocol.workspace import delta_json
 
+WAIT_MS = 60_000  # what a caller that waits for a workspace is told at most; any change of it comes first
 OPEN = frozenset(("fenced", "in_doubt", "held", "applied"))  # states of a step that its workspace waits for
 
 
@@ -54,16 +55,16 @@ def _hindrance(place: WorkspaceHead | None, command: Admit, now: Now) -> Wait | 
         return _no_replica(command, "none", now)
     if place.open is not None and place.open[:2] != (command.right.run_id, command.step_id):
         other = place.open
-        return Wait("step_pending", "replica", now.ms, other.step_id, other.run_id, place.workspace_id)
+        return Wait("step_pending", "replica", now.ms + WAIT_MS, other.step_id, other.run_id, place.workspace_id)
     if replica_lapsed(place, now):
         return _no_replica(command, "lapsed", now)
     if command.replica != place.epoch:
-        return _no_replica(command, "away", now, expiry_ms(place, now))
+        return _no_replica(command, "away", now)
     return None
 
 
-def _no_replica(command: Admit, reason: str, now: Now, until_ms: int = 0) -> Wait:
-    return Wait("no_replica", reason, until_ms or now.ms, command.step_id, workspace_id=command.workspace_id)
+def _no_replica(command: Admit, reason: str, now: Now) -> Wait:
+    return Wait("no_replica", reason, now.ms + WAIT_MS, command.step_id, workspace_id=command.workspace_id)
 
 
 def _open_write_after(

@@ -106,8 +106,8 @@ def _unsafe_sending(trace: Trace, moment: Moment, step: Facts) -> str:
 def _counted(trace: Trace, applied: Mapping[str, int], step: Facts) -> Iterator[Violation]:
     """The provider's count of one step against what the books say of it."""
     counted = trace.history.counted
-    if not step.is_mutating or (counted is not None and step.tool not in counted):
-        return
+    if not step.is_mutating or step.effect == "workspace" or (counted is not None and step.tool not in counted):
+        return  # of a workspace's files its own log says what stands, and `workspace_laws.py` judges that
     count = applied.get(step.key, 0) + applied.get(step.step_id, 0)
     least, most = 0, 1
     if step.state in ("committed", "applied") and step.closed_by is None and step.undo_of is None:

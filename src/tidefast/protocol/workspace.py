@@ -54,6 +54,15 @@ class Disk(NamedTuple):
 EMPTY_DISK = Disk(Epoch(0), 0, CHAIN_START)
 
 
+class VerbFacts(NamedTuple):
+    """What a schema says of a verb and its arguments."""
+
+    is_write: bool
+    problem: str = ""  # why the arguments don't fit; empty if they do
+    timeout_ms: int = 60_000  # how long the verb itself may take
+    escapes: bool = False
+
+
 def is_path(text: str) -> bool:
     """Whether this names a place below the root: relative, `/` between names, none of them empty, `.` or `..`."""
     try:

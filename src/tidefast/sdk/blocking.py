@@ -8,6 +8,7 @@ import asyncio
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from types import TracebackType
@@ -90,6 +91,7 @@ class Client:
     def __init__(self, url: str | None = None, *, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
         self._client = AsyncClient(url, key=key, patience_s=patience_s)
         self._thread = LoopThread()
+        weakref.finalize(self, self._thread.stop, self._client.close)  # of a client that nobody closes
 
     start = Blocking(AsyncClient.start)
     run = Blocking(AsyncClient.run)
@@ -162,7 +164,11 @@ class LoopThread:
             self._is_over = True
         if loop is None or thread is None or os.getpid() != self._process:
             return
-        asyncio.run_coroutine_threadsafe(_end(last), loop).result()
+        ending = asyncio.run_coroutine_threadsafe(_end(last), loop)
+        if threading.current_thread() is thread:  # collected over there: nobody is left to wait for it
+            ending.add_done_callback(lambda _: loop.stop())
+            return
+        ending.result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

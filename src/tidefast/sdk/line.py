@@ -33,8 +33,8 @@ from tidefast.sdk.lease import Clock, HeldLease, boot_s
 
 WAIT_MS = 30_000  # how long the authority may hold one question before it says `step_in_flight`
 UNDO_SUFFIX = "~undo"
-WAITING = frozenset(("step_in_flight", "step_pending", "in_doubt", "overloaded", "store_unavailable"))
-SLOW = frozenset(("in_doubt", "step_pending"))  # each time they are said, their wait may grow longer
+WAITING = frozenset(("step_in_flight", "step_pending", "in_doubt", "no_replica", "overloaded", "store_unavailable"))
+SLOW = frozenset(("in_doubt", "no_replica", "step_pending"))  # each time they are said, their wait may grow longer
 LOST = frozenset(("stale_epoch", "lease_lapsed", "run_ended", "lease_required", "bad_token"))
 TOLD_AFTER_S = 10.0
 REASON_LENGTH_MAX = 200

@@ -28,6 +28,7 @@ from tidefast.sdk.errors import Error, Held, LimitReached, Misuse, PassEnded, Re
 from tidefast.sdk.journal import Journal, body_of, is_same_call, receipt_of, value_of
 from tidefast.sdk.line import UNDO_SUFFIX, WAIT_MS, Line, Question
 from tidefast.sdk.tools import PythonTool
+from tidefast.sdk.workspace import Workspace
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -98,6 +99,10 @@ class Run:
             if self._hook is not None:
                 await self._reach("sdk.after_apply", step_id)
         return body_of(self._receipt(step_id, answer))
+
+    def workspace(self, name: str) -> Workspace:
+        """A workspace by its name: files that outlive the sandbox they lie in. Runs may share one."""
+        return Workspace(self, name)
 
     async def model(self, step_id: str, /, *, model: str, messages: Sequence[JSON], **options: Any) -> Completion:
         """Ask a model, or answer what the journal holds: one whole answer, paid for once.

@@ -13,6 +13,7 @@ from tidefast.server.door import LOOPBACK, Door, Hosts, refusal
 from tidefast.server.load import Load
 from tidefast.server.meters import Meters
 from tidefast.server.routes import Server, routes
+from tidefast.server.streams import streams
 from tidefast.wire.problem import problem
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def build_app(authority: "Authority", credentials: Credentials, hosts: Hosts = L
     meters = Meters(Load())
     server = Server(authority, credentials, stopping, meters)
     door = Middleware(Door, hosts=hosts, meters=meters)
-    app = Starlette(routes=routes(server), middleware=[door], exception_handlers={404: _no_route})
+    app = Starlette(routes=[*routes(server), *streams(server)], middleware=[door], exception_handlers={404: _no_route})
     app.router.redirect_slashes = False
     app.state.stopping = stopping
     app.state.meters = meters

@@ -7,7 +7,8 @@ came. Of several secrets the newest signs and all verify, so that a rotation dro
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidefast.protocol.records import Right
+from tidefast.protocol.ids import RunId, WorkspaceId
+from tidefast.protocol.records import ReplicaRight, Right
 from tidefast.server import keys
 from tidefast.server.access import KeyBook, key_digest
 from tidefast.server.keyfile import read_keys
@@ -29,6 +30,20 @@ class Signer:
             right = tokens.verify(secret, self.namespace, token)
             if right is not None:
                 return right
+        return None
+
+    def mint_replica(self, right: ReplicaRight, number: int) -> str:
+        """The token of a replica's session; the workspace stands in the place of the run."""
+        shown = Right(RunId(right.workspace_id), right.epoch, f"{right.boot_id}.{number}")
+        return tokens.mint(self.secrets[-1], self.namespace, shown, tokens.REPLICA)
+
+    def verify_replica(self, token: str) -> tuple[ReplicaRight, int] | None:
+        """(the right, the session's number) that a token proves; None if it proves nothing."""
+        for secret in reversed(self.secrets):
+            shown = tokens.verify(secret, self.namespace, token, tokens.REPLICA)
+            if shown is not None:
+                boot_id, _, number = shown.holder.rpartition(".")
+                return ReplicaRight(WorkspaceId(shown.run_id), shown.epoch, boot_id), int(number)
         return None
 
 

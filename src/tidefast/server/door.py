@@ -147,6 +147,8 @@ def _repeated(scope: Scope) -> Problem | None:
 def _misspelled(scope: Scope) -> Problem | None:
     """No id needs an escape, so an escaped or doubled slash can only be meant to reach another address."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
+    if path.startswith(b"/v1/workspaces/") and b"/files/" in path:
+        return None  # a file's name may need an escape; it is looked up as it is, and never opened
     return problem("not_found", "route_unknown") if b"%" in path or b"//" in path else None
 
 
@@ -154,7 +156,7 @@ def _framing(scope: Scope) -> Problem | None:
     length = header(scope, b"content-length")
     if length and not (length.isascii() and length.isdigit()):
         return problem("invalid", "framing_ambiguous")
-    if length and int(length[:19]) > BODY_BYTES_MAX:
+    if length and int(length[:19]) > BODY_BYTES_MAX and not is_upload(scope):
         return too_large()
     encodings = header(scope, b"transfer-encoding").lower()
     if encodings and encodings != "chunked":
@@ -162,6 +164,11 @@ def _framing(scope: Scope) -> Problem | None:
     if header(scope, b"content-encoding").lower() not in ("", "identity"):
         return problem("unsupported", "content_encoding")
     return None
+
+
+def is_upload(scope: Scope) -> bool:
+    """Whether a request brings a content of a workspace, which is streamed and bounded where it is kept."""
+    return bool(scope.get("method") == "PUT" and "/blobs/" in scope["path"])
 
 
 async def read_body(scope: Scope, receive: Receive, load: Load) -> bytes | Problem:

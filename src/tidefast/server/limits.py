@@ -116,7 +116,11 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # nothing is upgraded here: the request was handed over and is answered as what it is
+            if self._should_upgrade():
+                self._disarm()
+                self._is_dead = True  # what comes now belongs to the socket
+                self.handle_websocket_upgrade()
+            return  # nothing else is upgraded: the request was handed over and is answered as what it is
         except httptools.HttpParserError as error:
             self._broken(error)
             return
@@ -155,6 +159,10 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _Over
         self._in_headers, self._in_body = False, True
         self._disarm()
+        if self._get_upgrade() == b"websocket":
+            from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # at first use
+
+            self.ws_protocol_class = WebSocketsSansIOProtocol
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

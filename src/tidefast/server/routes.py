@@ -75,7 +75,7 @@ class Address:
             meters.told("other", self._path, told)
             return
         began, parts = time.monotonic(), scope["path_params"]
-        server, names = self._server, (parts.get("run", ""), parts.get("step", ""))
+        server, names = self._server, (parts.get("run", ""), parts.get("step", ""), parts.get("ws", ""))
         call = Call(server.authority, server.credentials.signer, meters, server.stopping, *names)
         if verb.named_by_headers:
             call.step, call.wait = header(scope, STEP_HEADER), header(scope, WAIT_HEADER)
@@ -221,7 +221,7 @@ def _response(outcome: Outcome, scope: Scope) -> Response:
 
 
 def _bad_name(call: Call) -> Problem | None:
-    for where, name in (("run", call.run), ("step", call.step)):
+    for where, name in (("run", call.run), ("step", call.step), ("workspace", call.workspace)):
         if name and not is_id(name) and not is_derived_id(name):
             bad = m.bad_id(where)
             return invalid(bad.reason, bad.detail, bad.facts)

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from tidefast.server.door import is_loopback
 from tidefast.server.limits import limited
+from tidefast.wire.replica import MESSAGE_BYTES_MAX
 
 GRACE_S = 10
 KEEP_ALIVE_S = 75  # longer than any client of ours keeps an idle connection, so that the client is the one to close
@@ -71,7 +72,9 @@ async def serve(
     config = uvicorn.Config(
         app,
         http=limited(app.state.meters.load),
-        ws="none",
+        ws="none",  # loaded with the first socket: see `limits.py`
+        ws_max_size=MESSAGE_BYTES_MAX,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         log_level="critical",

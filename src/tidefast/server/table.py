@@ -60,6 +60,7 @@ class Verb:
 
 RUN = "/v1/runs/{run}"
 STEP = RUN + "/steps/{step}"
+WORKSPACE = "/v1/workspaces/{ws}"
 VERBS: dict[str, dict[str, Verb]] = {
     "/v1/runs": {
         "GET": Verb("read", m.RunsQuery, verbs.runs, answer=Listed("runs", RunInfo)),
@@ -82,6 +83,12 @@ VERBS: dict[str, dict[str, Verb]] = {
     RUN + "/lease/renew": {"POST": Verb("lease", m.Empty, verbs.renew, answer=Renewed)},
     RUN + "/lease/release": {"POST": Verb("lease", m.Release, verbs.release, may_repeat=True, answer=Done)},
     "/v1/leases/renew": {"POST": Verb("work", m.RenewMany, verbs.renew_many)},
+    "/v1/workspaces": {"GET": Verb("watch", m.WorkspacesQuery, verbs.workspaces)},
+    WORKSPACE: {"GET": Verb("watch", m.Empty, verbs.workspace)},
+    WORKSPACE + "/log": {"GET": Verb("watch", m.AfterSeqQuery, verbs.workspace_log)},
+    WORKSPACE + "/files": {"GET": Verb("watch", m.EntriesQuery, verbs.workspace_entries)},
+    WORKSPACE + "/diff": {"GET": Verb("watch", m.DiffQuery, verbs.workspace_diff)},
+    WORKSPACE + "/read": {"POST": Verb("work", m.ReadWorkspace, verbs.read_workspace, may_wait=True)},
     RUN + "/checkpoints": {"POST": Verb("lease", m.SaveCheckpoint, verbs.checkpoint, answer=Done)},
     RUN + "/complete": {"POST": Verb("lease", m.Complete, verbs.complete, may_repeat=True, answer=Done)},
     RUN + "/fail": {"POST": Verb("lease", m.Fail, verbs.fail, may_repeat=True, answer=Done)},

@@ -39,6 +39,7 @@ class Call:
     stopping: asyncio.Event
     run: str = ""
     step: str = ""
+    workspace: str = ""
     caller: Caller = ANYONE
     right: Right | None = None
     message: Any = None
@@ -286,6 +287,42 @@ async def readyz(call: Call) -> Outcome:
         return problem("store_unavailable", "stopping")
     await call.authority.runs(None, 1, None)
     return Told({"status": "ready"})
+
+
+def _of_workspace(found: Any) -> Outcome:
+    """A record about a workspace."""
+    return from_refused(found) if isinstance(found, Refused) else Told(dict(found))
+
+
+async def workspaces(call: Call) -> Outcome:
+    asked: m.WorkspacesQuery = call.message
+    return Told({"workspaces": list(await call.authority.list_workspaces(asked.after or "", asked.limit))})
+
+
+async def workspace(call: Call) -> Outcome:
+    return _of_workspace(await call.authority.workspace(call.workspace))
+
+
+async def workspace_log(call: Call) -> Outcome:
+    asked: m.AfterSeqQuery = call.message
+    found = await call.authority.workspace_log(call.workspace, asked.after, asked.limit)
+    return from_refused(found) if isinstance(found, Refused) else Told({"writes": list(found)})
+
+
+async def workspace_entries(call: Call) -> Outcome:
+    asked: m.EntriesQuery = call.message
+    return _of_workspace(await call.authority.workspace_entries(call.workspace, asked.index, asked.after, asked.limit))
+
+
+async def workspace_diff(call: Call) -> Outcome:
+    asked: m.DiffQuery = call.message
+    return _of_workspace(await call.authority.workspace_diff(call.workspace, asked.since, asked.until))
+
+
+async def read_workspace(call: Call) -> Outcome:
+    """What is on the replica's disk now: no step, no log, and nothing that a later pass could rely on."""
+    asked: m.ReadWorkspace = call.message
+    return _of_workspace(await call.authority.read_workspace(call.workspace, asked.verb, asked.args, asked.wait_ms))
 
 
 async def metrics(call: Call) -> Outcome:

@@ -20,6 +20,7 @@ from tidefast.protocol.answers import (
     StepInfo,
 )
 from tidefast.protocol.budget import Limit, raise_limit
+from tidefast.protocol.canonical import JSON
 from tidefast.protocol.commands import (
     RUN_VERBS,
     Complete,
@@ -59,6 +60,7 @@ class Authority:
         self.gateway = gateway
         self.models = models or ModelHop(engine, gateway, ModelBook(), ModelSender(engine.clock))
         self.reads = Reads(engine)
+        self.workspaces = gateway.workspaces
         self._bodies = Bodies(engine)
 
     async def create_run(
@@ -291,6 +293,32 @@ class Authority:
 
     async def step(self, run_id: str, step_id: str) -> StepInfo | Refused:
         return await self.reads.step(RunId(run_id), StepId(step_id))
+
+    async def list_workspaces(self, after: str, limit: int) -> Sequence[Mapping[str, JSON]]:
+        return self.workspaces.reads.list(after, limit)
+
+    async def workspace(self, workspace_id: str) -> Mapping[str, JSON] | Refused:
+        return self.workspaces.reads.one(workspace_id)
+
+    async def workspace_log(self, workspace_id: str, after: int, limit: int) -> Sequence[Mapping[str, JSON]] | Refused:
+        """Joined writes, in order."""
+        return self.workspaces.reads.log(workspace_id, after, limit)
+
+    async def workspace_entries(
+        self, workspace_id: str, index: int | None, after: str, limit: int
+    ) -> Mapping[str, JSON] | Refused:
+        """What stands where, in the newest content or in that of an index."""
+        return self.workspaces.reads.entries(workspace_id, index, after, limit)
+
+    async def workspace_diff(self, workspace_id: str, since: int, until: int | None) -> Mapping[str, JSON] | Refused:
+        """What changed between two indexes."""
+        return self.workspaces.reads.diff(workspace_id, since, until)
+
+    async def read_workspace(
+        self, workspace_id: str, verb: str, args_json: str, wait_ms: int
+    ) -> Mapping[str, JSON] | Refused:
+        """What is on the replica's disk now (see `Workspaces.read_now`)."""
+        return await self.workspaces.read_now(workspace_id, verb, args_json, wait_ms)
 
     async def held(
         self, prefix: str = "", after: tuple[str, str] | None = None, limit: int = LIMIT_MAX

@@ -25,17 +25,19 @@ from tidefast.protocol.commands import Admit, Compensate, Settle
 from tidefast.protocol.contracts import Contract, Request, Require, Undo, render_request, render_undo
 from tidefast.protocol.doubt import is_expected, line_to_add
 from tidefast.protocol.events import object_json
-from tidefast.protocol.ids import RunId, StepId, derived_id, step_key
+from tidefast.protocol.ids import Epoch, RunId, StepId, WorkspaceId, derived_id, step_key
 from tidefast.protocol.patterns import RenderError, fill
 from tidefast.protocol.points import Hook, Point
 from tidefast.protocol.records import Right, Step
-from tidefast.protocol.verdicts import Answer, Ask, Refused, Send, Settled, Verdict, Wait
+from tidefast.protocol.verdicts import Answer, Ask, AskReplica, Refused, Send, Settled, Verdict, Wait
 from tidefast.services.bodies import Bodies
 from tidefast.services.http_sender import HttpSender
 from tidefast.services.limits import Limiter, Reserved
 from tidefast.services.prober import Prober
 from tidefast.services.tools import Outcome, PythonRunner, Tool, ToolBook
 from tidefast.services.tracing import mark, span
+from tidefast.services.workspace_tools import WorkspaceCall, is_workspace_tool, workspace_call, workspace_named
+from tidefast.services.workspaces import Workspaces, without_verbs
 
 RETRY_AFTER_MS = 200  # when to ask again about a doubt or an attempt that never left
 DRAIN_S = 60.0  # how long a stopping gateway waits for providers
@@ -60,11 +62,13 @@ class Gateway:
         python: PythonRunner | None,
         hook: Hook | None = None,
         smtp: "SmtpSender | None" = None,
+        workspaces: Workspaces | None = None,
     ) -> None:
         self._engine = engine
         self._tools = tools
         self._http = http
         self._smtp = smtp
+        self.workspaces = workspaces or without_verbs(engine)
         self._python = python
         self._hook = hook
         self._bodies = Bodies(engine)
@@ -80,13 +84,35 @@ class Gateway:
         Durable when it returns: the receipt of an answered step. Refusals: those of `Admit`, `in_doubt`, `step_pending`
         (nothing left; ask again), `step_rejected`, `step_held`.
         """
-        if args_json is None:
-            stored = self._engine.step(right.run_id, step_id)
-            tool = tool if stored is None else stored.tool
+        stored = self._engine.step(right.run_id, step_id) if args_json is None else None
+        tool = tool if stored is None else stored.tool
+        if is_workspace_tool(tool):
+            return await self._apply_in_workspace(right, step_id, tool, args_json, stored, wait_ms)
         known = self._tools.get(tool)
         request, problem = self._request(right.run_id, step_id, known, args_json)
         asking = partial(self._admit, right, step_id, tool, known, args_json, request, problem)
         return await self.until(right.run_id, wait_ms, asking)
+
+    async def _apply_in_workspace(
+        self,
+        right: Right,
+        step_id: StepId,
+        tool: str,
+        args_json: str | None,
+        stored: Step | None,
+        wait_ms: int,
+    ) -> StepAnswer | Refused:
+        """A call of a workspace's tool: its contract is made from the call, or from the one that is stored."""
+        if args_json is None and stored is not None and stored.contract:
+            contract = self._engine.contract(stored.contract)
+            known = WorkspaceCall(Tool(contract, stored.contract, None), workspace_named(contract), "")
+        else:
+            found = workspace_call(tool, args_json or "{}", self.workspaces.check)
+            if found is None:
+                return await self._engine.fence(right) or Refused("not_found", "tool_unknown", {"tool": tool})
+            known = found
+        asking = partial(self._admit, right, step_id, tool, known.tool, args_json, None, known.problem)
+        return await self.until(right.run_id, wait_ms, partial(asking, workspace_id=known.workspace_id))
 
     async def compensate(
         self, right: Right, step_id: StepId, wait_ms: int, given: tuple[str, str] | None = None
@@ -118,9 +144,12 @@ class Gateway:
                 return answer
             now = self._engine.clock.now().ms
             if now >= until:
-                return Refused(answer.code, answer.reason, {"step": answer.blocking_step, "until_ms": answer.until_ms})
+                return _out_of_patience(answer, run_id)
             pause = min(until - now, max(answer.until_ms - now, 1), WAIT_SLICE_MS)
-            await self._engine.wait_for_change(run_id, pause)
+            if answer.workspace_id is not None:
+                await self.workspaces.replicas.wait(answer.workspace_id, pause)
+            else:
+                await self._engine.wait_for_change(run_id, pause)
             now = self._engine.clock.now().ms
 
     async def _once(self, asked: Asked, wait_ms: int) -> StepAnswer | Refused | Wait:
@@ -153,6 +182,7 @@ class Gateway:
         request: Request | None,
         problem: str,
         now_ms: int,
+        workspace_id: WorkspaceId | None = None,
     ) -> StepAnswer | Refused | Wait:
         if self._hook is not None:
             await self.reach("gateway.before_intent", right, step_id)
@@ -172,6 +202,8 @@ class Gateway:
             stored=args_json is None,
             contract_digest="" if known is None else known.digest,
             args_problem=problem,
+            workspace_id=workspace_id,
+            replica=self._ready(workspace_id),
         )
         reserved = self._reserve(command, problem)
         if isinstance(reserved, Refused | Wait):
@@ -179,6 +211,10 @@ class Gateway:
         then = None if reserved is None else partial(self._limiter.admit, reserved)
         verdict = await self._engine.submit(command, then)
         return await self._follow(right, step_id, verdict, args_json, request)
+
+    def _ready(self, workspace_id: WorkspaceId | None) -> Epoch | None:
+        """The replica epoch that could take a call of this workspace now."""
+        return None if workspace_id is None else self.workspaces.replicas.ready(workspace_id)
 
     def _reserve(self, command: Admit, problem: str) -> Reserved | Refused | Wait | None:
         """A place in the limits of a tool for a first sending; None where no limit asks for one.
@@ -223,6 +259,8 @@ class Gateway:
                 return self._bodies.with_receipt(right.run_id, verdict)
             case Ask():
                 return await self._ask(right.run_id, verdict)
+            case AskReplica():
+                return await self.workspaces.ask(right.run_id, step_id, verdict)
             case Refused() | Wait():
                 return verdict
             case _:
@@ -247,13 +285,25 @@ class Gateway:
             mark(traced, tool=send.contract.tool, outcome=outcome.kind)
         if is_watched:
             await self.reach("gateway.after_send", right, step_id, attempt=send.attempt, outcome=outcome.kind)
-        settle = Settle(right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason)
-        settled = await self._engine.submit(settle, self._settling_limits(right.run_id, step_id, send))
+        settled = await self._settle(right, step_id, send, outcome)
         if is_watched:
             await self.reach("gateway.after_settle", right, step_id, attempt=send.attempt)
         if not isinstance(settled, Settled):
             raise TypeError(f"a settle of an admitted attempt can't be answered with {settled!r}")
         return self._tell(right, step_id, send, outcome, settled)
+
+    async def _settle(self, right: Right, step_id: StepId, send: Send, outcome: Outcome) -> Verdict:
+        command = Settle(
+            right.run_id, step_id, send.attempt, outcome.kind, outcome.receipt_json, outcome.reason, outcome.write
+        )
+        if outcome.write is None or send.write is None:
+            return await self._engine.submit(command, self._settling_limits(right.run_id, step_id, send))
+        with self.workspaces.pinned(outcome):
+            settled = await self._engine.submit(command)
+        if not isinstance(settled, Refused):
+            return settled
+        await self.workspaces.distrust(send.write.workspace_id, send.write.epoch)
+        return Settled("pending", joined=False)
 
     def _settling_limits(self, run_id: RunId, step_id: StepId, send: Send) -> Callable[[Verdict], None] | None:
         if send.contract.limits is None:
@@ -279,6 +329,10 @@ class Gateway:
                 if send.contract.independent:
                     facts["independent"] = True
                 return Refused("step_held", outcome.reason, {**facts, "steps": [step_id], **_to_add(outcome)})
+            case _ if settled.state in ("pending", "fenced", "in_doubt") and send.write is not None:
+                # The replica, not the call, is why: the agent's one await goes on under the next epoch, or asks again.
+                until_ms = self._engine.clock.now().ms + RETRY_AFTER_MS
+                return Wait("step_pending", "replica", until_ms, step_id, workspace_id=send.write.workspace_id)
             case "pending":
                 return Refused("step_pending", outcome.reason, facts)
             case "applied" | "committed" | "compensated":
@@ -305,6 +359,8 @@ class Gateway:
             return await self._smtp.send(contract, request, send.deadline_ms)
         if contract.kind == "smtp":
             return Outcome("unsent", reason="no_smtp_sender")
+        if contract.kind == "workspace":
+            return await self.workspaces.send(right, step_id, send, args_json)
         if self._python is None:
             return Outcome("unsent", reason="no_python_runner")
         outcome = await self._python(contract.tool, msgspec.json.decode(args_json), send.key, send.deadline_ms)
@@ -424,3 +480,11 @@ def render(contract: Contract, args: Mapping[str, JSON], key: str) -> Request:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _out_of_patience(wait: Wait, run_id: RunId) -> Refused:
+    """What a caller hears whose patience ends while it would have to wait on."""
+    facts: dict[str, JSON] = {"step": wait.blocking_step, "until_ms": wait.until_ms}
+    if wait.workspace_id is not None:
+        facts |= {"workspace": wait.workspace_id, "run": wait.blocking_run or run_id}
+    return Refused(wait.code, wait.reason, facts)

@@ -10,9 +10,10 @@ import asyncio
 import structlog
 
 from tidefast.engine.engine import Engine
-from tidefast.protocol.commands import Lapse, MarkLost, Preempt
+from tidefast.protocol.commands import Lapse, LapseReplica, LoseWrite, MarkLost, Preempt
 from tidefast.protocol.ids import incarnation_of
 from tidefast.protocol.lease import LEASE_DEFAULT_MS, is_lapsed
+from tidefast.protocol.replica import replica_lapsed
 from tidefast.services.prober import Prober
 
 SWEEP_MS = 1_000
@@ -68,11 +69,23 @@ class Keeper:
     async def sweep(self) -> int:
         """Lapse every lease that is past its time. Returns how many."""
         now = self._engine.clock.now()
+        await self._sweep_workspaces()
         lapsed = [head.run_id for head in self._engine.live_runs() if is_lapsed(head, now)]
         await asyncio.gather(*(self._engine.submit(Lapse(run_id)) for run_id in lapsed))
         if lapsed:
             log.info("leases_lapsed", count=len(lapsed), runs=lapsed[:10])
         return len(lapsed)
+
+    async def _sweep_workspaces(self) -> None:
+        """Lapse replicas whose lease is past its time, and judge what is open under an epoch that has ended."""
+        now = self._engine.clock.now()
+        busy = self._engine.places.busy()
+        lapsed = [head for head in busy if head.is_live and replica_lapsed(head, now)]
+        await asyncio.gather(*(self._engine.submit(LapseReplica(head.workspace_id)) for head in lapsed))
+        for head in self._engine.places.busy():
+            write = head.open
+            if write is not None and not (head.is_live and write.epoch == head.epoch):
+                await self._engine.submit(LoseWrite(head.workspace_id, write.run_id, write.step_id))
 
     def _has_slept(self, gap_ms: int) -> bool:
         """Whether a sweep comes so late that holders can't have been heard: the process was frozen, or the host was."""

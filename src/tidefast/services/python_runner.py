@@ -62,7 +62,7 @@ class LocalRunner:
             return Outcome("unsent", reason=f"not_sent: {str(error)[:200]}")
         except TimeoutError:
             return Outcome("doubted", reason="deadline")
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a library that calls `exit` doesn't end the process of the run
             return Outcome("doubted", reason=type(error).__name__)
 
     async def _on_thread(self, function: Callable[..., Any], args: Mapping[str, JSON], deadline_ms: int) -> Any:

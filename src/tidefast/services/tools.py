@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidefast.protocol.canonical import JSON
-from tidefast.protocol.commands import OutcomeKind
+from tidefast.protocol.commands import OutcomeKind, Write
 from tidefast.protocol.contract_table import parse_contract
 from tidefast.protocol.contracts import Contract, contract_digest
 from tidefast.protocol.ids import is_id
@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
     kind: OutcomeKind
     receipt_json: str = "null"
     reason: str = ""
+    write: Write | None = None  # of a workspace's mutating call
 
 
 # (tool, decoded arguments, key, deadline in ms of the authority's clock) -> outcome. Never raises.

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from tidefast.protocol.canonical import digest
 from tidefast.protocol.events import Event, first_broken
-from tidefast.protocol.ids import RunId, StepId
+from tidefast.protocol.ids import RunId, StepId, WorkspaceId
 from tidefast.protocol.laws import LAWS, Ack, Violation
-from tidefast.protocol.records import RunHead, Step
+from tidefast.protocol.records import RunHead, Step, WorkspaceHead
 from tidefast.protocol.trace import INTENTS, SETTLED, Facts, Trace, fold
+from tidefast.protocol.workspace_laws import Key, WorkspaceHistory, committed_writes, judge_workspace
 from tidefast.sim.history import Ledger, Reader
 from tidefast.stores.base import Store
 
@@ -41,6 +42,7 @@ class AuditReport:
     mutating_steps: int = 0
     preemptions: int = 0  # epochs that something else than their holder ended
     held: int = 0  # steps that a person was asked about
+    workspaces: int = 0
     moving: int = 0  # runs whose projections could not be compared, because they never rested
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAWS, 0))
     violations: list[Violation] = field(default_factory=list)
@@ -73,8 +75,20 @@ def audit(
     """
     report = AuditReport(has_ledger=ledger is not None)
     reader = Reader(store, ledger, acks)
+    resting = {head.workspace_id: head.seq for head in _workspaces(store)}
+    committed: dict[WorkspaceId, dict[Key, int]] = {}
+
+    def each(trace: Trace) -> None:
+        for name, key, seq in committed_writes(trace.history.run_id, trace.history.events):
+            committed.setdefault(name, {})[key] = seq
+        if on_trace is not None:
+            on_trace(trace)
+
     for run_id in reader.run_ids():
-        _audit_run(store, reader, run_id, now_ms, report, on_trace)
+        _audit_run(store, reader, run_id, now_ms, report, each)
+    for head in _workspaces(store):
+        is_at_rest = resting.get(head.workspace_id) == head.seq and not report.moving
+        _audit_workspace(store, head, committed.get(head.workspace_id, {}) if is_at_rest else None, report)
     for run_id, step_id, name, count in reader.strays():
         why = f"the provider counts {count} for {name}, which never passed this gateway"
         report.add(Violation("unlogged_effect", run_id, step_id, 0, why))
@@ -87,6 +101,60 @@ def audit(
                 report.first_bad[violation.run_id] = violation.seq
                 report.add(violation)
     return report
+
+
+def _workspaces(store: Store) -> Iterator[WorkspaceHead]:
+    after = ""
+    while page := store.workspaces(after, PAGE_STEPS):
+        yield from page
+        after = page[-1].workspace_id
+
+
+def _audit_workspace(
+    store: Store, head: WorkspaceHead, committed: Mapping[Key, int] | None, report: AuditReport
+) -> None:
+    """Judge a workspace's log, and its content against it. Of one that moved meanwhile only the log is judged."""
+    found = store.load_workspace(head.workspace_id)
+    if found is None:
+        return
+    events: list[Event] = []
+    digests: list[str] = []
+    while page := store.load_events(found[0], len(events), PAGE_STEPS):
+        events += [stored.event for stored in page]
+        digests += [stored.digest for stored in page]
+    report.workspaces += 1
+    report.events += len(events)
+    whole = (head.digest, head.seq, head.log_index, head.chain) if committed is not None else (None,) * 4
+    history = WorkspaceHistory(head.workspace_id, tuple(events), tuple(digests), committed, *whole)
+    for violation in (*judge_workspace(history), *_compare_content(store, found[0], head, events, digests, committed)):
+        report.add(violation)
+
+
+def _compare_content(
+    store: Store,
+    key: int,
+    head: WorkspaceHead,
+    events: Sequence[Event],
+    digests: Sequence[str],
+    committed: Mapping[Key, int] | None,
+) -> Iterator[Violation]:
+    """The stored content of the newest index against the fold of all deltas."""
+    if committed is None or first_broken(zip(events, digests, strict=True)):
+        return
+    folded: dict[str, object] = {}
+    for event in events:
+        if event.kind != "write_committed":
+            continue
+        data = json.loads(event.data_json)
+        delta = data["delta"] if "delta" in data else json.loads(events[data["write_seq"] - 1].data_json)["delta"]
+        for path, entry in delta.items():
+            folded.pop(path, None)
+            if entry is not None:
+                folded[path] = entry
+    stored = {path: list(entry) for path, entry in store.manifest(key, head.log_index, "", len(folded) + 1)}
+    if stored != folded:
+        why = f"the content kept of workspace {head.workspace_id} is not the fold of its writes"
+        yield Violation("altered_log", RunId(head.workspace_id), None, len(events), why)
 
 
 def _audit_run(

@@ -21,6 +21,7 @@ from tidefast.stores.base import (
     StoreCorrupt,
     StoredEvent,
     StoreUnavailable,
+    start_ms,
     utf8_length,
 )
 from tidefast.stores.memory_workspaces import MemoryWorkspaces
@@ -44,22 +45,24 @@ class MemoryStore(MemoryWorkspaces):
         self._notices: dict[str, Notice] = {}
         self._failed = False
 
-    def restored(self, restored_ms: int) -> "MemoryStore":
-        """A store made of this one's content as of a backup: the next incarnation, its window open."""
-        copy = MemoryStore(self._identity.namespace, self._identity.incarnation + 1)
+    def copy(self) -> "MemoryStore":
+        """What a backup holds: this moment of it."""
+        copy = MemoryStore()
         with self._lock:
+            copy._identity, copy._open = self._identity, set(self._open)
             copy._keys, copy._heads, copy._contracts = dict(self._keys), dict(self._heads), dict(self._contracts)
-            copy._open = set(self._open)
             copy._events = {key: list(log) for key, log in self._events.items()}
             copy._steps = {key: dict(steps) for key, steps in self._steps.items()}
-        point_ms = max((log[-1].event.at_ms for log in copy._events.values()), default=0)
-        window = Recovery(point_ms, point_ms, restored_ms)
-        copy._identity = copy._identity._replace(mark_ms=self._identity.mark_ms, recovery=window)
         return copy
 
-    def close_window(self) -> None:
-        """An operator says that nothing was lost."""
-        self._identity = self._identity._replace(recovery=None)
+    def restored(self, wall_ms: int) -> "MemoryStore":
+        """A store made of this backup: the next incarnation, its window open as of this wall clock."""
+        made = self.copy()
+        point_ms = max((log[-1].event.at_ms for log in made._events.values()), default=0)
+        window = Recovery(point_ms, point_ms, start_ms(wall_ms, self._identity.mark_ms))
+        incarnation = self._identity.incarnation + 1
+        made._identity = Identity(self._identity.namespace, incarnation, window.restored_ms, window)
+        return made
 
     def identity(self) -> Identity:
         return self._identity

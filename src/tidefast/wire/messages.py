@@ -161,6 +161,36 @@ class AfterStepQuery(Message):
     limit: Count = PAGE_DEFAULT
 
 
+class WorkspacesQuery(Message):
+    after: Id | None = None
+    limit: Count = PAGE_DEFAULT
+
+
+class EntriesQuery(Message):
+    after: Note = ""
+    limit: Count = PAGE_DEFAULT
+    index: Whole | None = None
+
+
+class IndexQuery(Message):
+    index: Whole | None = None
+
+
+class DiffQuery(Message):
+    since: Whole
+    until: Whole | None = None
+
+
+class ReadWorkspace(Message):
+    verb: Word
+    args: ObjectJson
+    wait_ms: WaitMs = WAIT_DEFAULT_MS
+
+
+class Fetch(Message):
+    digests: Annotated[list[Word], Meta(min_length=1, max_length=PAGE_MAX)]
+
+
 class Chat(Message):
     """A request in the chat completions protocol: looked at for being one JSON object, and passed on as it is."""
 

@@ -182,6 +182,13 @@ ROWS: dict[str, Row] = {
     ),
     "forbidden": Row(403, "Not allowed", "This caller may not do that.", _NOTHING, "Use a client, not a web page."),
     "unsupported": Row(415, "Not supported", "The request can't be served in this form.", _NOTHING, "Change its form."),
+    "full": Row(
+        507,
+        "No room is left",
+        "The contents of all workspaces are at their limit.",
+        _NOTHING,
+        "An operator makes room.",
+    ),
     "too_large": Row(413, "Too large", "The body is too large.", _NOTHING, "Send at most 1 MiB."),
     "limit_reached": Row(
         429,
@@ -233,6 +240,14 @@ REASONS: dict[tuple[str, str], Words] = {
         "The replica of {steps} was lost, and effects outside its workspace may have happened."
     ),
     ("invalid", "receipt_invalid"): Words("The receipt of step {step} can't be joined: {problem}."),
+    ("forbidden", "workspace"): Words("The key is for workspace {workspace}."),
+    ("forbidden", "bodies"): Words("The key may see digests only."),
+    ("invalid", "digest_mismatch"): Words("The content sent has another digest than its address."),
+    ("not_found", "index_unknown"): Words(
+        "Workspace {workspace} keeps log indexes {oldest} to {newest}, not {index}.", "Ask for one of those."
+    ),
+    ("not_found", "path_unknown"): Words("There is no file {path} in workspace {workspace}."),
+    ("not_found", "content_unknown"): Words("There is no content of this digest."),
     ("not_found", "workspace_unknown"): Words("There is no workspace {workspace}.", "Its first replica makes it."),
     ("already_decided", "nothing_to_compensate"): Words(
         "Step {step} has no effect that could be undone; it is {state}.", "Compensate applied or committed steps only."

@@ -1,8 +1,10 @@
 """What a replica and its authority say to each other.
 
 One WebSocket, `/v1/workspaces/{ws}/replica`, dialled by the replica; each message is one text frame of JSON with its
-`kind`. Contents go beside it over HTTP, by digest, with the replica's token: `PUT` and `GET`
-`/v1/workspaces/{ws}/blobs/{sha256}`; the committed tree is `GET /v1/workspaces/{ws}/manifest?index=N`.
+`kind`. Contents go beside it over HTTP, by digest, with the replica's token in `Tidefast-Lease`: `PUT` and `GET`
+`/v1/workspaces/{ws}/blobs/{sha256}`, or many small ones by `POST /v1/workspaces/{ws}/blobs` with `{"digests": […]}`
+(see `packed`). The committed tree is `GET /v1/workspaces/{ws}/manifest?index=N`, which answers `{"index", "entries":
+{path: [kind, mode, digest, size]}}`.
 
 A conversation:
 
@@ -32,6 +34,7 @@ from tidefast.protocol.workspace import Entry, Plan
 
 MESSAGE_BYTES_MAX = 32 * 2**20  # a delta of 100,000 paths fits
 INLINE_BYTES_MAX = 256 * 1024  # of contents that come with a receipt, all together; larger ones are uploaded
+FETCH_BYTES_MAX = 16 * 2**20  # of contents asked for at once; larger ones are asked for alone
 BLOB_BYTES_MAX = 2**30  # of one content; a larger file can't be kept, and is listed as such
 
 Id = Annotated[str, Meta(min_length=1, max_length=160, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._~-]*\Z")]
@@ -262,6 +265,11 @@ _from_authority = msgspec.json.Decoder(FromAuthority)
 def encode(message: FromReplica | FromAuthority) -> str:
     """A message as the text of one frame."""
     return _encoder.encode(message).decode()
+
+
+def packed(digest: str, content: bytes) -> bytes:
+    """One of many contents in a body: its digest (64 ASCII hex digits), its length (8 bytes, big-endian), its bytes."""
+    return b"".join((digest.encode("ascii"), len(content).to_bytes(8, "big"), content))
 
 
 def read_from_replica(frame: str | bytes) -> FromReplica:

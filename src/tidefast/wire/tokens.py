@@ -22,19 +22,20 @@ TOKEN_LENGTH_MAX = 512  # the longest that can be minted has 444 characters
 EPOCH_MAX = 2**63 - 1  # what the stores can hold
 _MAC_LENGTH = 32
 _CONTEXT = b"tidefast lease token 1\0"
+REPLICA = b"tidefast replica token 1\0"  # of a right over a workspace: no run's token is one, nor the other way round
 
 
-def mint(secret: bytes, namespace: bytes, right: Right) -> str:
+def mint(secret: bytes, namespace: bytes, right: Right, context: bytes = _CONTEXT) -> str:
     """The token of a right. Raises `ValueError` for a right that no grant can have given."""
     payload = _payload(right)
-    mac = hmac.digest(secret, b"".join((_CONTEXT, len(namespace).to_bytes(4, "big"), namespace, payload)), "sha256")
+    mac = hmac.digest(secret, b"".join((context, len(namespace).to_bytes(4, "big"), namespace, payload)), "sha256")
     return PREFIX + base64.urlsafe_b64encode(payload + mac).rstrip(b"=").decode()
 
 
-def verify(secret: bytes, namespace: bytes, token: str) -> Right | None:
+def verify(secret: bytes, namespace: bytes, token: str, context: bytes = _CONTEXT) -> Right | None:
     """The right that a token proves, None if this secret and namespace didn't make it. Says nothing about liveness."""
     right = peek(token)
-    if right is None or not hmac.compare_digest(mint(secret, namespace, right), token):
+    if right is None or not hmac.compare_digest(mint(secret, namespace, right, context), token):
         return None
     return right
 

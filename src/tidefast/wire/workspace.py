@@ -4,12 +4,14 @@ Names follow the file system server of the Model Context Protocol where it has o
 authority checks arguments by them before an intent is made, and a replica checks them again.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from tidefast.protocol.canonical import JSON
+from tidefast.protocol.workspace import VerbFacts
 from tidefast.wire.replica import Digest, Whole
 
 OUTPUT_BYTES_MAX = 1_048_576  # of a command's output, each stream, in its result
@@ -152,6 +154,22 @@ WRITES: dict[str, type[Args]] = {
     "run_migration": RunMigration,
 }
 VERBS: dict[str, type[Args]] = {**READS, **WRITES}
+
+
+def verb_facts(verb: str, args: Mapping[str, JSON]) -> VerbFacts | None:
+    """What the schema says of a call; None if no verb has this name."""
+    kind = VERBS.get(verb)
+    if kind is None:
+        return None
+    is_write = verb in WRITES
+    try:
+        read = msgspec.convert(args, kind)
+    except msgspec.ValidationError as error:
+        return VerbFacts(is_write, str(error)[:500])
+    if not isinstance(read, RunCommand):
+        return VerbFacts(is_write)
+    problem = "" if (read.argv is None) != (read.shell is None) else "give `argv` or `shell`, one of the two"
+    return VerbFacts(is_write, problem, read.timeout_ms, read.escapes)
 
 
 def read_args(verb: str, args: dict[str, JSON]) -> Args:

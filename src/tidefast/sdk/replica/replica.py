@@ -128,7 +128,9 @@ class Replica:
             self._is_restored = self._is_aside = True
             return r.Restored(grant.epoch, grant.index, grant.chain, 0, 0, self._left_out({}))
         keeps = _KEPT if grant.plan == "keep" else frozenset[str]()
-        return await self._restored(committed, grant.index, grant.chain, contents, keeps)
+        # What was refused under this epoch stays known: a restore that was cut short is only gone on with.
+        is_known = grant.is_resumed and self.journal.ahead is None
+        return await self._restored(committed, grant.index, grant.chain, contents, keeps, keeps_journal=is_known)
 
     def renewed(self, asked_s: float, lease_ms: int) -> None:
         """The authority renewed the lease, in answer to a request sent after `asked_s`."""
@@ -178,10 +180,17 @@ class Replica:
             return r.Unsent(call.request_id, call.epoch, "busy")
         task = asyncio.create_task(self._write(known, what, call, args, contents, say))
         self._running, self.call_id = (known, task), call.request_id
-        try:
-            return await task
-        finally:
-            self._running = None
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def end(self) -> r.FromReplica | None:
+        """How the running call ends, under the newest id that was asked about; None if nothing runs."""
+        return None if self._running is None else await asyncio.shield(self._running[1])
+
+    def _ended(self, task: asyncio.Task[r.FromReplica]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; after a lost connection that is nobody
 
     def ask(self, asked: r.Ask) -> r.FromReplica:
         """What the journal says about an attempt of a step."""

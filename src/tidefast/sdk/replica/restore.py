@@ -11,8 +11,8 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from tidefast.protocol.workspace import Entry, Manifest
 from tidefast.sdk.replica.beneath import Root
@@ -25,6 +25,7 @@ BATCH_BYTES = 4 << 20
 BATCH_FILES = 256
 AT_ONCE = 4
 ROUNDS = 3
+T = TypeVar("T")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -35,6 +36,19 @@ class Outcome(NamedTuple):
     tree: Tree
     files: int
     bytes: int
+
+
+async def in_thread(call: Callable[..., T], *args: Any) -> T:
+    """The result of a call on a thread. A caller that is cancelled waits for its end: no thread writes on behind us."""
+    task = asyncio.ensure_future(asyncio.to_thread(call, *args))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError:
+                continue
 
 
 async def restore(
@@ -48,15 +62,15 @@ async def restore(
     wanted = {path: entry for path, entry in with_parents(target).items() if path.split("/")[0] != OWN_DIRECTORY}
     files = fetched = 0
     for _ in range(ROUNDS):
-        tree = await asyncio.to_thread(scan, root, known, rules)
+        tree = await in_thread(scan, root, known, rules)
         drop = [path for path, why in tree.left_out.items() if why not in keeps and why != "ignored"]
         if not drop and tree.manifest() == wanted:
             return Outcome(tree, files, fetched)
         work = _Work(root, tree, wanted)
-        await asyncio.to_thread(work.clear, drop)
+        await in_thread(work.clear, drop)
         count, size = await _fetch(work, contents)
         files, fetched = files + count, fetched + size
-        await asyncio.to_thread(work.finish)
+        await in_thread(work.finish)
         known = Tree(work.nodes, {})
     raise Unreachable("something else writes beneath the root; the tree doesn't hold still")
 
@@ -150,12 +164,12 @@ class _Work:
             try:
                 async for piece in contents.stream(Wanted(digest, entry.size)):
                     state.update(piece)
-                    await asyncio.to_thread(os.write, fd, piece)
+                    await in_thread(os.write, fd, piece)
                 if state.hexdigest() != digest:
                     raise Unreachable(f"the authority sent another content than {digest[:12]}")
                 os.fchmod(fd, entry.mode)
                 for path in more:
-                    await asyncio.to_thread(self._copy, fd, path)
+                    await in_thread(self._copy, fd, path)
             except BaseException:
                 os.unlink(last, dir_fd=parent)
                 raise
@@ -200,7 +214,7 @@ async def _fetch(work: _Work, contents: Contents) -> tuple[int, int]:
                 async for pair in contents.fetch(batch):
                     came.append(pair)  # noqa: PERF401 - a comprehension would lose them
             finally:  # what came before the line broke needn't come again
-                await asyncio.to_thread(work.write, came)
+                await in_thread(work.write, came)
 
     async def large(digest: str) -> None:
         async with gate:

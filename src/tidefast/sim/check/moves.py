@@ -35,7 +35,6 @@ from tidefast.sim.check.world import (
     ALIVE,
     ANSWERS,
     CLOSED,
-    FADING,
     FRESH,
     LANDED,
     LANDING,
@@ -56,6 +55,11 @@ from tidefast.sim.check.world import (
     Shape,
     Truth,
     Truths,
+    faded,
+    landed,
+    moved,
+    unheard,
+    with_truth,
 )
 
 State = int  # books, truth and faults left, each by its number: at most 64 bits, and never two states on one
@@ -553,45 +557,6 @@ class Moves:
             later = self._quiet(world.a_day_later(book)).book
             if not waiting and later != book_id:
                 yield Move(("a day",), 1), later, tuple(faded(truth) for truth in truths), ("day_passed",)
-
-
-# --- changes of the truth
-
-
-def with_truth(truths: Truths, place: int, truth: Truth) -> Truths:
-    return (*truths[:place], truth, *truths[place + 1 :])
-
-
-def moved(truths: Truths, place: int, number: int, where: str) -> Truths:
-    """The truth with one request somewhere else."""
-    return _with_request(truths, place, number, Request(where, truths[place].requests[number - 1].had_effect))
-
-
-def _with_request(truths: Truths, place: int, number: int, request: Request) -> Truths:
-    truth = truths[place]
-    requests = (*truth.requests[: number - 1], request, *truth.requests[number:])
-    changed = Truth(truth.applied, truth.by_hand, truth.memory, truth.look, requests)
-    return (*truths[:place], changed, *truths[place + 1 :])
-
-
-def landed(truths: Truths, place: int, number: int, where: str, applies: bool) -> Truths:
-    truth = truths[place]
-    request = truth.requests[number - 1]
-    truths = _with_request(truths, place, number, Request(where, request.had_effect or applies))
-    if not applies:
-        return truths
-    truth = truths[place]
-    return with_truth(truths, place, truth._replace(applied=truth.applied + 1, memory=FRESH))
-
-
-def unheard(truth: Truth) -> Truth:
-    """The truth when whoever listened is dead: what was not sent never will be, answers reach nobody."""
-    where = {WIRE: UNHEARD, UNHEARD: UNHEARD}
-    return truth._replace(requests=tuple(r._replace(place=where.get(r.place, NOWHERE)) for r in truth.requests))
-
-
-def faded(truth: Truth) -> Truth:
-    return truth._replace(memory=FADING if truth.memory == FRESH else truth.memory)
 
 
 def _at_death(truths: Truths) -> tuple[str, ...]:

@@ -297,6 +297,18 @@ async def _kill(stage: Stage, move: Move) -> None:
     await stage.restart()
 
 
+@verb("backup")
+async def _backup(stage: Stage, move: Move) -> None:
+    stage.note("!", "a backup is made", AUTHORITY, told="a backup is made")
+    stage.back_up()
+
+
+@verb("restore")
+async def _restore(stage: Stage, move: Move) -> None:
+    stage.note("!", "the store is lost, and the backup put into service", AUTHORITY, told="LOST; backup restored")
+    await stage.restore()
+
+
 @verb("store")
 async def _store(stage: Stage, move: Move) -> None:
     if move.words[1:2] != ["fails"] or word(move, 2, "before or after") not in ("before", "after"):

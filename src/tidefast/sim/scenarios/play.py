@@ -98,11 +98,13 @@ async def _perform(scenario: Scenario, store: Store, clock: ManualClock, played:
             if problem:
                 played.problems.append(f"line {move.line}: {problem}")
         acks = {run: tuple(given) for run, given in stage.acks.items()}
-        played.audit = audit(store, stage.provider.ledger(), acks=acks, now_ms=clock.ms)
+        played.audit = audit(stage.store, stage.provider.ledger(), acks=acks, now_ms=clock.ms)
         played.effects = sum(stage.provider.net.values())
         played.requests = sum(stage.provider.sends.values())
     finally:
         await stage.stop()
+        if stage.store is not store:  # a restore has put another one in its place
+            stage.store.close()
 
 
 async def _made(stage: Stage, move: Move) -> str:

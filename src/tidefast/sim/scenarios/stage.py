@@ -28,6 +28,9 @@ from tidefast.sim.scenarios.seam import Line, Seam
 from tidefast.sim.scenarios.text import ScriptError
 from tidefast.sim.scenarios.words import Words
 from tidefast.stores.base import Batch, Store, StoreUnavailable
+from tidefast.stores.memory import MemoryStore
+from tidefast.stores.sqlite import SqliteStore
+from tidefast.stores.sqlite_recovery import backup, restore
 
 TURNS_MAX = 20_000
 TURNS = 3  # turns of the loop in a row that find nothing to do
@@ -93,6 +96,7 @@ class Stage:
         self._tasks: set[asyncio.Task[None]] = set()
         self._epoch_in_key = epoch_in_key
         self._boots = 0
+        self._backup: MemoryStore | None = None
         self._watched = Watched(store, self)
         asyncio.get_running_loop().set_exception_handler(_only_the_living)
         self._start()
@@ -118,6 +122,34 @@ class Stage:
         await self.quiet()
         self._start()
         await self.keeper.take_over()
+
+    def back_up(self) -> None:
+        """A backup is made beside the authority, which notices nothing."""
+        if isinstance(self.store, SqliteStore):
+            backup(self.store.path, self.store.path.with_suffix(".backup"))
+        elif isinstance(self.store, MemoryStore):
+            self._backup = self.store.copy()
+
+    async def restore(self) -> None:
+        """The store is lost with all that came after the backup; providers and workers are not. A new authority starts.
+
+        What was acknowledged in the lost time is not owed any more: that is what a lost disk means.
+        """
+        old = self.store
+        if isinstance(old, SqliteStore):
+            target = old.path.with_suffix(".restored")
+            restore(old.path.with_suffix(".backup"), target, self.clock.wall_ms)
+            old.close()
+            self.store = SqliteStore.open(target, create=False)
+        elif self._backup is not None:
+            self.store = self._backup.restored(self.clock.wall_ms)
+        self._watched = Watched(self.store, self)
+        window = self.store.identity().recovery
+        self.clock.ms = max(self.clock.ms, 0 if window is None else window.restored_ms)
+        for run, given in self.acks.items():
+            found = self.store.load_head(run)
+            self.acks[run] = [ack for ack in given if found is not None and ack.seq <= found[1].seq]
+        await self.restart()
 
     def fail_store(self, when: str) -> None:
         self._watched.fails = when

@@ -24,10 +24,6 @@ MISSING: Mapping[str, Sequence[tuple[str, str]]] = {
         ("freeze_holding_store_lock", "a worker is frozen inside its transaction and holds a row lock"),
         ("two_instances", "a gateway is frozen, not dead, while another instance goes on"),
     ),
-    "backup and recovery": (
-        ("epoch_store_failover_regresses", "a promoted replica has lost the last grants"),
-        ("restored_copy", "a second server is started on a copy of the store"),
-    ),
     "probes": (
         ("absent_asked_too_early", "a provider is asked at once and says no, then the request lands"),
         ("adopt_what_is_found", "a provider that can be asked has the effect: it is adopted, not sent again"),
@@ -63,12 +59,12 @@ and a rewrite leaves them alone. The words of a move: `grant W`, `apply W STEP T
 (a pass of an agent through the SDK), `freeze W`, `wake W`, `kill W`, `kill authority`, `freeze gateway at=POINT`, `wake
 gateway`, `preempt`, `pause`, `resume`, `halt` (freeze the run), `thaw`, `cancel`, `resolve STEP VERDICT looked=AGO`,
 `advance 16s`, `sweep`, `probe` (the sweep asks about doubts), `giveup STEP`, `wall back 1h`, `store fails before`,
-`deploy TOOL gone`, `provider forgets`, `provider STEP shows 2` (what a probe is told). What becomes of a call is said
-with it: `withhold=request` or `answer` (then `land STEP`, `late ack STEP` or `lose answer STEP`), `lose=connection`,
-`request` or `answer`, `answer=402`, `commit=500` (done, then answered 500). Tools: `charge` and `refund` know a key
-again for a day, `mail` knows nothing, `lookup` only reads; `wire` knows no keys and can be asked, `card` both;
-`account` knows a key once its call has ended; `news` is independent; `seat` may be undone in doubt; `gift` is allowed
-one time a run. `W` carries its newest lease; `w1@2` presents epoch 2 under w1's name.
+`backup`, `restore`, `deploy TOOL gone`, `provider forgets`, `provider STEP shows 2` (what a probe is told). What
+becomes of a call is said with it: `withhold=request` or `answer` (then `land STEP`, `late ack STEP` or `lose answer
+STEP`), `lose=connection`, `request` or `answer`, `answer=402`, `commit=500` (done, then answered 500). Tools:
+`charge` and `refund` know a key again for a day, `mail` knows nothing, `lookup` only reads; `wire` knows no keys and
+can be asked, `card` both; `account` knows a key once its call has ended; `news` is independent; `seat` may be undone
+in doubt; `gift` is allowed one time a run. `W` carries its newest lease; `w1@2` presents epoch 2 under w1's name.
 """.replace("stale_worker", "zombie_before_call")
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from tidefast.protocol.answers import LeaseGrant, RunCreated, StepAnswer
 from tidefast.protocol.events import Event
+from tidefast.protocol.ids import Epoch, epochs_from, incarnation_of
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
 from tidefast.wire.refusals import ROWS
 
@@ -70,6 +71,12 @@ TOLD: Mapping[str, str] = {
 }
 
 
+def spelled(epoch: int) -> str:
+    """An epoch as people read it: after its incarnation, once a restore has raised that."""
+    incarnation, count = incarnation_of(Epoch(epoch)), epoch - epochs_from(incarnation_of(Epoch(epoch)))
+    return f"{incarnation}.{count}" if incarnation else str(count)
+
+
 class Words:
     """Words relative to the moment at which a scenario began."""
 
@@ -81,21 +88,21 @@ class Words:
 
     def event(self, event: Event) -> str:
         """One event, as the trace has it."""
-        facts = [f"epoch {event.epoch}"] if event.epoch else []
+        facts = [f"epoch {spelled(event.epoch)}"] if event.epoch else []
         facts += self._facts(event.data, DATA)
         step = f" {event.step_id}" if event.step_id else ""
         return f"{event.kind}{step}" + (f": {', '.join(facts)}" if facts else "")
 
     def told(self, event: Event) -> str:
         """One event, as people read it."""
-        known = {**event.data, "step": event.step_id, "epoch": event.epoch}
+        known = {**event.data, "step": event.step_id, "epoch": spelled(event.epoch)}
         return TOLD[event.kind].format_map({name: str(value) for name, value in known.items()})
 
     def answer(self, answer: object) -> str:
         """What a caller was told."""
         match answer:
             case StepAnswer():
-                source = f"from the books, epoch {answer.epoch}" if answer.replayed else f"epoch {answer.epoch}"
+                source = f"{'from the books, ' if answer.replayed else ''}epoch {spelled(answer.epoch)}"
                 undo = f", undone by {answer.undo}" if answer.undo else ""
                 return f"{answer.state} ({source}){undo}"
             case Refused():
@@ -121,14 +128,14 @@ class Words:
                 title = ROWS[answer.code].title
                 return f"NO: {title[0].lower()}{title[1:]} ({answer.code})"
             case LeaseGrant():
-                return f"granted: epoch {answer.epoch}"
+                return f"granted: epoch {spelled(answer.epoch)}"
             case StepAnswer():
                 return f"{answer.state}{', from the books' if answer.replayed else ''}"
             case _:
                 return self.answer(answer)
 
     def _lease(self, grant: LeaseGrant) -> str:
-        parts = [f"epoch {grant.epoch} until {self.moment(grant.expires_at_ms)}"]
+        parts = [f"epoch {spelled(grant.epoch)} until {self.moment(grant.expires_at_ms)}"]
         if grant.checkpoint:
             parts.append(f"checkpoint {grant.checkpoint}")
         if grant.journal:
@@ -143,7 +150,9 @@ class Words:
             value = data.get(name)
             if value in (None, "", [], 0) or value is False:
                 continue
-            if name.endswith("_ms"):
+            if name.endswith("epoch"):
+                found.append(f"{name} {spelled(int(value))}")
+            elif name.endswith("_ms"):
                 found.append(f"{name.removesuffix('_ms')} {self.moment(int(value))}")
             else:
                 found.append(f"{name} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
