@@ -26,6 +26,8 @@ ifeq ($(MODEL),local)
 else
 	@echo "run: tidefast demo"
 	@$(BIN)/tidefast demo
+	@echo "run: real commits replayed into a workspace whose disk is lost again and again (make rigs has the long form)"
+	@$(BIN)/python -m tests.workspaces.replay --commits 4 --every 2
 endif
 
 test: $(STAMP)  ## all tests, two processes
