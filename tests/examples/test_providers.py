@@ -58,7 +58,7 @@ def test_a_provider_that_settles_and_answers_402_or_502(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == {"cents": 500, "id": "tr_1", "order": "o-502"}
         held = bank.run("pay", "o-402")
-        assert held.returncode == 1 and "unlisted_answer" in held.stdout + held.stderr
+        assert held.returncode == 7 and "unlisted_answer" in held.stdout + held.stderr
         assert bank.resolve("o-402").returncode == 0
         again = bank.run("pay", "o-402")
         assert again.returncode == 0, again.stderr
@@ -72,7 +72,7 @@ def test_a_provider_that_forgets_keys(tmp_path: Path) -> None:
         done = shop.run("buy", "o-flaky")
         assert done.returncode == 0, done.stderr
         held = shop.run("buy", "o-down")
-        assert held.returncode == 1 and "key_window" in held.stdout + held.stderr
+        assert held.returncode == 7 and "key_window" in held.stdout + held.stderr
         assert "key_window" in tidefast("held", cwd=shop.folder).stdout
         assert shop.resolve("o-down").returncode == 0
         assert shop.run("buy", "o-down").returncode == 0
