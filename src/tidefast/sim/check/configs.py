@@ -30,6 +30,7 @@ READ = KEYLESS._replace(tool="look", url="http://provider/balance", effect="none
 PROBE = Probe(  # its answers are given in a word; the patterns are tested elsewhere
     found=Pattern(0, (("n", 1),)), absent=Pattern(0, (("n", 0),)), url="http://provider/asked"
 )
+MODEL = READ._replace(tool="think", url="http://provider/answers", effect="model", retries=1)
 UNDOABLE = Undo("refund", {"charge": "{receipt.body.id}"})
 
 
@@ -100,6 +101,7 @@ QUICK: tuple[Config, ...] = (
     Config("quick: restores, keyed", (keyed("pay"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: keyless, asked", (askable("mail"),), 1, exiles=False, fails=False),
     Config("quick: cancel, pause", (undoable("pay"),), 0, declines=False, cancels=True, pauses=True, **LEAN),
+    Config("quick: a model", (Tool("plan", MODEL),), 1, **LEAN),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
 )
 GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have work to the end
