@@ -126,7 +126,6 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     ),
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
     Config("two undos in order", (undoable("a"), undoable("b")), 0, **ENDS),
-    Config("keyed + undo, cancelled, paused, 1 fault", (undoable("pay"),), 1, cancels=True, pauses=True, **LEAN),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
     Config("keyed, a restore", (keyed("pay"),), 1, restores=True, declines=False, **LEAN),
