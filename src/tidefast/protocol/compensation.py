@@ -16,7 +16,8 @@ from tidefast.protocol.ids import step_key
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.probing import is_owner_silent
 from tidefast.protocol.records import Now, RunHead, Step, View
-from tidefast.protocol.step import answer_known, blocked_by, first_sending
+from tidefast.protocol.recovery import may_be_lost
+from tidefast.protocol.step import answer_known, blocked_by, first_sending, presume
 from tidefast.protocol.verdicts import Decision, Refused, Wait
 
 DOUBTFUL = frozenset(("in_doubt", "held"))
@@ -52,8 +53,11 @@ def compensate(view: View, command: Compensate, now: Now) -> Decision:
     if refusal is not None:
         return refusal
     target = view.steps[command.step_id]
-    if target.state in DOUBTFUL and now.ms <= clear_ms(target):
-        return accept(head, Wait("step_pending", "older_attempt", clear_ms(target) + 1, target.step_id))
+    if target.state in DOUBTFUL:
+        if head.recovery is not None and may_be_lost(target, view.incarnation):  # that sending must be over too
+            target, _ = presume(view, head, target, head.recovery, now)
+        if now.ms <= clear_ms(target):
+            return accept(head, Wait("step_pending", "older_attempt", clear_ms(target) + 1, target.step_id))
     problem = "tool_gone" if command.contract is None else command.problem and "undo_unwritten"
     if command.contract is None or problem:
         return _unwritten(view, head, command, problem, now, is_begun=is_unwritten)

@@ -58,12 +58,18 @@ def clear_ms(step: Step) -> int:
     return max((attempt.deadline_ms for attempt in step.doubts), default=0) + max(step.lag_ms, 0)
 
 
+def is_asked_about(step: Step) -> bool:
+    """Whether a provider's word settles this step: not once its undo began, nor an undo that was refused for good."""
+    is_open = step.state in ("in_doubt", "held") and step.closed_by is None and bool(step.doubts)
+    return is_open and step.lag_ms >= 0 and step.reason not in ("undo_refused", "undo_nothing")
+
+
 def probe_due_ms(step: Step, *, window_is_over: bool = False) -> int:
     """When the provider may be asked (again) whether the step took effect; 0: never, as things stand.
 
     Not while a replay is the better answer, not before every attempt's deadline and lag, and with a growing pause.
     """
-    if step.lag_ms < 0 or step.state not in ("in_doubt", "held") or step.closed_by is not None:
+    if not is_asked_about(step):
         return 0
     due = clear_ms(step) + 1
     if step.state == "in_doubt" and step.window_ms and not window_is_over and step.first_sent is not None:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from tidefast.protocol.canonical import digest, text_json
 from tidefast.protocol.commands import Cancel, Fail
 from tidefast.protocol.events import Event, Kind, object_json
-from tidefast.protocol.ids import StepId, derived_id, incarnation_of
+from tidefast.protocol.ids import StepId, derived_id
 from tidefast.protocol.lease import accept, fence, not_running, record, refuse, unknown_run
 from tidefast.protocol.oversight import moved, signed
 from tidefast.protocol.records import Now, RunHead, Step, View
-from tidefast.protocol.recovery import may_be_lost
+from tidefast.protocol.recovery import may_be_lost, window_of
 from tidefast.protocol.run import same_end
 from tidefast.protocol.step import is_undone_in_doubt
 from tidefast.protocol.verdicts import Decision, Done
@@ -40,7 +40,8 @@ def fail(view: View, command: Fail, now: Now) -> Decision:
     withdrawn, epoch = _to_withdraw(view, head), command.right.epoch
     if head.ending:
         if _is_left(head, withdrawn):
-            return _not_yet(view, head, withdrawn, error_digest)
+            told = _not_yet(view, head, withdrawn, error_digest)
+            return told._replace(events=tuple(_withdrawing(head, withdrawn, now, epoch)))
     else:
         plan = _undo_plan(view, withdrawn)
         if plan or _unsettled(head, withdrawn):
@@ -91,17 +92,16 @@ def cancel(view: View, command: Cancel, now: Now) -> Decision:
 def _to_withdraw(view: View, head: RunHead) -> list[StepId]:
     """Steps that had no effect so far and won't be sent again. An undo is not given up without a person.
 
-    In the window after a restore a step may have been sent after all, in commits that are lost: that is a doubt.
+    In the window after a restore a step may have been sent after all, in commits that are lost: that is a doubt, also
+    before the window has come to the run with a grant. A step that is being undone is settled by its undo.
     """
+    is_in_window = (head.recovery or window_of(view, head)) is not None
+    pending = [view.steps[step.step_id] for step in head.open if step.state == "pending" and step.undo_of is None]
     return [
         step.step_id
-        for step in head.open
-        if step.state == "pending" and step.undo_of is None and not _may_be_lost(view, head, step.step_id)
+        for step in pending
+        if step.closed_by is None and not (is_in_window and may_be_lost(step, view.incarnation))
     ]
-
-
-def _may_be_lost(view: View, head: RunHead, step_id: StepId) -> bool:
-    return head.recovery is not None and may_be_lost(view.steps[step_id], incarnation_of(head.epoch))
 
 
 def _withdrawing(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from tidefast.protocol.canonical import JSON, text_json
 from tidefast.protocol.commands import AnswerProbe, ProbeWord
 from tidefast.protocol.contracts import Probe
-from tidefast.protocol.doubt import clear_ms
+from tidefast.protocol.doubt import clear_ms, is_asked_about
 from tidefast.protocol.events import Event, object_json
 from tidefast.protocol.lease import accept, record, refuse, unknown_run
 from tidefast.protocol.patterns import Pattern
@@ -31,7 +31,7 @@ def answer_probe(view: View, command: AnswerProbe, now: Now) -> Decision:
     step = view.steps.get(command.step_id)
     if step is None:
         return refuse(head, "not_found", "step_unknown", step=command.step_id)
-    if step.state not in ("in_doubt", "held") or step.closed_by is not None or step.lag_ms < 0:
+    if not is_asked_about(step):
         return refuse(head, "already_decided", step.state, step=step.step_id, state=step.state)
     if command.attempts != len(step.attempts):
         count = len(step.attempts)

@@ -71,7 +71,7 @@ class Attempt(NamedTuple):
     admitted_ms: int
     admitted_wall_ms: int
     deadline_ms: int
-    older_over: bool  # the deadline of each older attempt had passed when this one was admitted (law 9)
+    older_over: bool  # deadline and lag of each older attempt had passed when this one was admitted (law 9)
     state: AttemptState
 
 

@@ -33,10 +33,8 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
     step = view.steps.get(command.step_id)
     if step is None:
         return refuse(head, "not_found", "step_unknown", step=command.step_id)
-    if step.reason == f"resolved:{command.verdict}" and step.state in (
-        RESOLVED_STATE[command.verdict],
-        "committed",
-    ):
+    is_said = step.reason == f"resolved:{command.verdict}" and step.step_id not in head.diverged
+    if is_said and step.state in (RESOLVED_STATE[command.verdict], "committed"):
         return accept(head, Settled(step.state, joined=False))
     looked_before = moved(head, command.expect_epoch)
     if looked_before is not None:
@@ -54,7 +52,9 @@ def resolve(view: View, command: Resolve, now: Now) -> Decision:
     if refusal is not None:
         return refusal
     before: tuple[Event, ...] = ()
-    if view.recovery is not None and command.verdict != "applied" and may_be_lost(step, view.incarnation):
+    is_written = bool(step.contract)  # an undo without a call is judged when one is written for it
+    is_applied = command.verdict == "applied"
+    if view.recovery is not None and is_written and not is_applied and may_be_lost(step, view.incarnation):
         step, presuming = presume(view, head, step, view.recovery, now)
         before = (presuming,)
     refusal = _too_early(view, head, step, command, now)

@@ -69,6 +69,7 @@ def _may_restate(head: RunHead, step: Step, command: Admit) -> bool:
     """A step whose every attempt is proved never sent may be restated by a newer epoch (law 5)."""
     return (
         step.state == "pending"
+        and step.undo_of is None  # what an undo calls follows from its step: `compensate` writes it anew
         and not _is_in_the_gap(head, step)
         and all(attempt.state == "unsent" for attempt in step.attempts)
         and command.right.epoch > step.epoch
@@ -322,7 +323,8 @@ def _send_again(
     """Attempt n+1 of a stored call: same key, stored request; only the attempt is new."""
     number = len(step.attempts) + 1
     deadline_ms = min(command.deadline_ms, now.ms + stored.timeout_ms)  # the window was judged by the stored timeout
-    older_over = all(now.ms >= attempt.deadline_ms for attempt in step.attempts if attempt.state != "unsent")
+    lag_ms = max(step.lag_ms, 0)  # a request that still queues at the provider can land until then (law 14)
+    older_over = all(now.ms >= attempt.deadline_ms + lag_ms for attempt in step.attempts if attempt.state != "unsent")
     data = object_json(
         attempt=str(number),
         deadline_ms=str(deadline_ms),
@@ -462,6 +464,9 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
     if step.state in ("applied", "committed"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
+        if not step.dedups and step.is_mutating and any(other.state == "applied" for other in step.attempts):
+            frozen = _diverged(head, step, attempt, now, after=1)  # two sendings without a key: it happened twice
+            return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
         return accept(head, _standing(step), late)
     if head.is_live and attempt.epoch == head.epoch:
         events = committing(head, step, attempt.epoch, data, now, {"attempt": attempt.number})
