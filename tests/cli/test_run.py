@@ -58,7 +58,7 @@ def test_a_run_killed_before_its_receipt_is_replayed_under_the_same_key(home: Pa
 def test_a_doubt_without_a_key_is_held_and_settled_by_a_person(home: Path) -> None:
     command = ("run", "shop:app", "desk", '{"order": "o-1", "to": "lost\\u001b[2J"}', "--run-id", "r-1")
     held = tidefast(*command, cwd=home)
-    assert held.returncode == 1
+    assert held.returncode == 7
     assert "tidefast resolve r-1 mail applied --expect-attempts 1 --note WHY" in held.stdout
     assert "\x1b" not in held.stdout + held.stderr
     listed = tidefast("held", cwd=home)

@@ -152,7 +152,7 @@ def test_the_customer_hears_the_amount_or_the_reason() -> None:
     assert reason in letter(TICKET, None, reason)["text"]
     assert reason == "the bank refuses refunds to this card"
     assert refusal(None) == "unknown" and refusal({"body": {"error": {"code": "new"}}}) == "new"
-    assert "refunded" in note(TICKET, "refunded")
+    assert "refunded" in note(TICKET, "refunded", "the lamp was broken")
 
 
 def test_a_seed_plans_the_same_again() -> None:

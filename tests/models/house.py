@@ -56,7 +56,7 @@ class House:
         """A live lease over a run, which is made if it isn't there; an older one is preempted."""
         await self.authority.create_run(run, agent, "1", "null")
         await self.authority.preempt(run, "test", "", None)
-        grant = await self.authority.grant(run, holder, 15_000, "")
+        grant = await self.authority.grant(run, holder, 120_000, "")
         assert isinstance(grant, LeaseGrant), grant
         return Right(grant.run_id, grant.epoch, holder)
 
@@ -74,7 +74,8 @@ class House:
 
 def text_of(answer: Any) -> str:
     assert isinstance(answer, StepAnswer), answer
-    return str(msgspec.json.decode(answer.receipt_json)["body"]["choices"][0]["message"]["content"])
+    choices = msgspec.json.decode(answer.receipt_json)["body"]["choices"]
+    return str(choices[0]["message"].get("content", "")) if choices else ""
 
 
 def raw_of(answer: Any) -> bytes:

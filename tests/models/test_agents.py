@@ -294,8 +294,6 @@ def test_a_call_of_an_answer_can_not_be_made_before_its_answer(tmp_path: Path) -
         with pytest.raises(tf.Misuse):
             await run.tool("plan~0", shop.refund, order="o-1", cents=1)
         with pytest.raises(tf.Misuse):
-            await run.model("plan", model=MODEL, messages=ASK, stream=True)
-        with pytest.raises(tf.Misuse):
             run.openai()
         return "done"
 

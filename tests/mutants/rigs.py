@@ -4,6 +4,7 @@ import asyncio
 
 from tests.protocol.driver import NAMESPACE
 from tests.protocol.walk import Broken, World
+from tests.protocol.workspace_walk import WorkspaceWorld
 
 from tidefast.protocol.laws import History, judge
 from tidefast.sim.acceptance import run
@@ -13,6 +14,7 @@ from tidefast.stores.memory import MemoryStore
 
 WALKS = 60
 MOVES = 160
+PLACES = 25
 INTERLEAVINGS = 20
 HANGS_S = 8.0
 
@@ -71,4 +73,16 @@ def scenarios(seed: int) -> str | None:
     return None
 
 
-RIGS = {"walk": walks, "acceptance": acceptance, "scenarios": scenarios}
+def workspaces(seed: int, count: int = PLACES) -> str | None:
+    """Random walks over a workspace, judged by its disks, then by the laws."""
+    for each in range(seed, seed + count):
+        try:
+            WorkspaceWorld(each).walk(120)
+        except Broken as found:
+            return str(found)
+        except Exception as error:
+            return f"raised {type(error).__name__}: {error}"
+    return None
+
+
+RIGS = {"walk": walks, "acceptance": acceptance, "scenarios": scenarios, "workspace": workspaces}

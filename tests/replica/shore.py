@@ -66,8 +66,8 @@ class Shore:
         for start in range(0, len(content), 1 << 20):
             yield content[start : start + (1 << 20)]
 
-    async def upload(self, wanted: Wanted, pieces: AsyncIterator[bytes]) -> None:
-        self._keep(wanted.digest, b"".join([piece async for piece in pieces]))
+    async def upload(self, wanted: Wanted, pieces: Callable[[], AsyncIterator[bytes]]) -> None:
+        self._keep(wanted.digest, b"".join([piece async for piece in pieces()]))
 
     def _give(self, wanted: Wanted) -> bytes:
         if self.fails_after is not None:

@@ -12,7 +12,8 @@ from tests.replica.shore import Shore, made
 
 from tidefast.sdk.replica.contents import Unreachable
 from tidefast.sdk.replica.replica import InUse, Replica
-from tidefast.sdk.replica.tree import Rules
+from tidefast.sdk.replica.restore import Outcome
+from tidefast.sdk.replica.tree import Rules, Tree
 from tidefast.wire import replica as r
 
 
@@ -110,6 +111,28 @@ async def test_whatever_became_of_the_disk_it_holds_the_committed_content_again(
     assert (ws / "g").stat().st_mode & 0o777 == 0o755
     assert (ws / "d").stat().st_mode & 0o777 == 0o755
     await shore.do(second, "write_file", "s4", path="d/f", content="3")
+    second.close()
+
+
+@pytest.mark.parametrize("damage", ["a file more", "a file changed"])
+async def test_the_rig_catches_a_restore_that_believes_the_journal(
+    shore: Shore, ws: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant: a disk whose journal proves the newest index is taken as it is."""
+    first = made(ws)
+    await shore.grant(first)
+    await shore.do(first, "write_file", "s1", path="d/f", content="1")
+    expected = content(ws)
+    first.close()
+    DAMAGE[damage](ws)
+
+    async def believing(*args: object, **_: object) -> Outcome:
+        return Outcome(Tree({}, {}), 0, 0)
+
+    monkeypatch.setattr("tidefast.sdk.replica.replica.restore", believing)
+    second = made(ws)
+    await shore.grant(second)
+    assert content(ws) != expected
     second.close()
 
 

@@ -1,6 +1,7 @@
 """Losing the lease: by a refusal, by this machine's clock, by the heartbeat; and why it can't be swallowed."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import tidefast as tf
 from tidefast.protocol.answers import LeaseGrant
 from tidefast.protocol.ids import Epoch, RunId
 from tidefast.protocol.verdicts import Refused, Renewed
+from tidefast.sdk import passes
 from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.sdk.heartbeat import LoopHeartbeat, ThreadHeartbeat, keep
 from tidefast.sdk.lease import HeldLease, LeaseTable, boot_s
@@ -292,3 +294,53 @@ def test_a_broken_connection_is_made_anew_and_the_thread_ends_when_told() -> Non
     assert connection.beaten.wait(timeout=10)
     heartbeat.stop()
     assert not any(thread.name == "tidefast heartbeat" for thread in threading.enumerate())
+
+
+def test_an_agent_that_swallows_its_end_is_left_behind_and_its_lease_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "RECANCEL_S", 0.01)
+    app = tf.App()
+    may_end, swallowed = [False], [0]
+
+    @app.agent
+    async def clings(run: tf.Run, _: None) -> str:
+        while not may_end[0]:
+            try:
+                await house_of[0].authority.oversee("pause", "r1", "operator", "", None)
+                await run.step("a", lambda: 1)
+            except BaseException:
+                swallowed[0] += 1
+                with contextlib.suppress(BaseException):
+                    await asyncio.get_running_loop().create_future()
+        return "late"
+
+    house_of: list[House] = []
+
+    async def story(house: House) -> None:
+        house_of.append(house)
+        await house.create("clings")
+        assert await house.drive() == "held"
+        assert (await house.state())[0] == "paused"
+        may_end[0] = True
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    with_house(app, story)
+    assert swallowed[0] >= 1
+
+
+def test_leases_of_a_worker_whose_loop_is_blocked_are_not_renewed_for_ever() -> None:
+    connection = Connection(Renewed(0))
+    table, now = LeaseTable(), [0.0]
+    gone, other = HeldLease(GRANT, 0.0), HeldLease(GRANT.with_token("u"), 0.0)
+    other.epoch = 6
+    for lease in (gone, other):
+        table.add(lease)
+    gone.lose(tf.Preempted("r1", 5, "taken"))
+    assert table.unheard(0.0) == []
+    other.renewed(14.0)
+    now[0] = 16.0
+    asyncio.run(_until(table, connection, now, lambda: other.lost is not None))
+    assert other.lost is not None and other.lost.facts == {"ended_by": "blocked_loop"}
+    assert connection.asked == []

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 from tests.server.support import TOKEN, Spy, app_of, ask, run
@@ -15,25 +14,38 @@ from tidefast.server.table import VERBS
 BEHIND = (503, "overloaded", "loop")
 
 
-class Late(Load):
-    """A load whose watch is late by this much."""
-
-    def __init__(self, late_s: float) -> None:
-        super().__init__()
-        self._due = time.monotonic() - late_s
-        self._watch = object()  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("late_s", [-0.01, 0.0, loads.LAG_S - 0.04])
-def test_a_loop_that_is_in_time_refuses_nothing(late_s: float) -> None:
-    assert not Late(late_s).is_behind("/v1/runs")
+def rounds(load: Load, *worked: tuple[int, float]) -> list[int]:
+    """How many requests each round takes on, of so many that come, if it works for so many seconds."""
+    taken = []
+    for coming, worked_s in worked:
+        taken.append(sum(not load.is_behind("/v1/runs") for _ in range(coming)))
+        load._end_round(worked_s)
+    return taken
 
 
-def test_a_loop_that_is_late_refuses_all_but_renewals_and_probes() -> None:
-    late = Late(1.0)
-    paths = [path for path in VERBS if not late.is_behind(path)]
+def test_short_rounds_take_on_whatever_comes_up_to_the_bound() -> None:
+    load = Load()
+    assert rounds(load, *[(loads.ROUND_MAX + more, 0.001) for more in (-1, 0, 1)]) == [4095, 4096, 4096]
+    assert load.shed == {"loop": 1}
+
+
+def test_after_a_long_round_the_next_one_takes_on_what_would_have_made_it_short() -> None:
+    load = Load()
+    assert rounds(load, (500, 1.0), (500, 0.04), (500, 0.04)) == [500, 25, 25]  # 25 of 500 take 50 ms of a second
+    assert rounds(load, (500, 0.02), (500, 0.02), (500, 0.02)) == [25, 38, 57]  # and more again, while rounds are short
+
+
+def test_a_server_never_takes_on_nothing() -> None:
+    load = Load()
+    assert rounds(load, (1, 60.0), (500, 60.0), (500, 60.0)) == [1, loads.ROUND_MIN, loads.ROUND_MIN]
+
+
+def test_renewals_and_probes_are_never_refused() -> None:
+    load = Load()
+    load._may_take = 0
+    paths = [path for path in VERBS if not load.is_behind(path)]
     assert sorted(paths) == ["/healthz", "/readyz", "/v1/leases/renew", "/v1/runs/{run}/lease/renew"]
-    assert late.shed == {"loop": len(VERBS) - len(paths)} and all(path.endswith(NEVER_SHED) for path in paths)
+    assert load.shed == {"loop": len(VERBS) - len(paths)} and all(path.endswith(NEVER_SHED) for path in paths)
 
 
 def answers(raw: bytes) -> list[bytes]:

@@ -342,6 +342,12 @@ def test_requests_in_one_piece_are_answered_in_order() -> None:
     assert [part.split()[0] for part in answer.split(b"HTTP/1.1")[1:]] == [b"200", b"200", b"404"]
 
 
+def test_answers_that_are_due_are_given_before_a_connection_with_a_broken_body_ends() -> None:
+    chunked = request(b"POST", b"/v1/runs", b"Transfer-Encoding: chunked", body=b"nonsense\r\n")
+    answer = exchange(Spy(), request(b"GET", b"/v1/held") * 5 + chunked)
+    assert [part.split()[0] for part in answer.split(b"HTTP/1.1")[1:]] == [b"200"] * 5
+
+
 def test_a_body_over_the_limit_is_told_though_it_is_still_being_sent() -> None:
     body = b" " * (3 * 1024 * 1024)
     length = b"Content-Length: %d" % len(body)

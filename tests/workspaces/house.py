@@ -15,6 +15,7 @@ from tidefast.server.access import KeyBook, key_digest
 from tidefast.server.app import build_app
 from tidefast.server.credentials import Credentials, Signer
 from tidefast.server.serve import serve
+from tidefast.services.replicas import LEASE_MS
 from tidefast.services.tools import ToolBook
 from tidefast.stores.base import Store
 from tidefast.stores.memory import MemoryStore
@@ -63,9 +64,11 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(path: Path | None = None, clock: Clock | None = None, *, sweeps: bool = True) -> AsyncIterator[House]:
+async def house(
+    path: Path | None = None, clock: Clock | None = None, *, sweeps: bool = True, replica_lease_ms: int = LEASE_MS
+) -> AsyncIterator[House]:
     store: Store = MemoryStore(NAMESPACE) if path is None else SqliteStore.open(path, create=True)
-    parts = await build_authority(store, ToolBook(()), clock=clock, sweeps=sweeps)
+    parts = await build_authority(store, ToolBook(()), clock=clock, sweeps=sweeps, replica_lease_ms=replica_lease_ms)
     credentials = Credentials(KeyBook(key_digest(OPERATOR_KEY)), Signer((SECRET,), NAMESPACE))
     app, stop = build_app(parts.authority, credentials), asyncio.Event()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()

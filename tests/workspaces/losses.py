@@ -70,8 +70,9 @@ class Box:
     async def _freeze(self) -> None:
         """Stopped; another box takes over; then the frozen one wakes up and finds out."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        self.stray.append(self.process)
+        if self.process.returncode is None:  # a fork of it may have replaced it, and then it has ended
+            self.process.send_signal(signal.SIGSTOP)
+            self.stray.append(self.process)
         self.number += 1
         self.disk = self.top / f"disk-{self.number}"
         await self.start()

@@ -46,7 +46,7 @@ def test_a_second_pass_reads_what_the_first_one_read_and_writes_nothing_again() 
         await replica.hang_up()
 
     async def bounded() -> None:
-        async with asyncio.timeout(30), house() as place:
+        async with asyncio.timeout(120), house() as place:
             await whole(place)
 
     asyncio.run(bounded())

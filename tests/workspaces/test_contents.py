@@ -13,7 +13,7 @@ Test = Callable[[House, Contents], Awaitable[None]]
 
 def play(test: Test) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), house() as place:
+        async with asyncio.timeout(120), house() as place:
             await test(place, place.parts.gateway.workspaces.contents)
 
     asyncio.run(whole())

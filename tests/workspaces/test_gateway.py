@@ -15,7 +15,7 @@ Test = Callable[[House], Awaitable[None]]
 
 def play(test: Test, path: Path | None = None) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), house(path) as place:
+        async with asyncio.timeout(120), house(path) as place:
             await test(place)
             report = audit(place.parts.store)
             assert report.is_ok and report.workspaces == 1, report.violations

@@ -73,7 +73,7 @@ def doctor(
     """
     path = store_path(store)
     found = [*check_program(), *check_store(path), *check_disk(path), *check_clock(path), *check_files(path, keys)]
-    found += [*check_tools(tools), *check_limits(), *check_host()]
+    found += [*check_tools(tools), *check_limits(), *check_host(), *check_commands()]
     address = server_url(url) or _owners_url(path)
     found += check_server(address) if address else []
     failed = sum(1 for finding in found if finding.level == "failed")
@@ -327,6 +327,18 @@ def check_host() -> Iterator[Finding]:
         if not _can(lambda family=family, address=address: _binds(family, address)):  # type: ignore[misc]
             level: Level = "failed" if name == "IPv4" else "warning"
             yield Finding("host", level, f"no loopback of {name}", "" if name == "IPv6" else "bring `lo` up")
+
+
+def check_commands() -> Iterator[Finding]:
+    """What would keep the commands of a sandbox on this host from going on after their end."""
+    from tidefast.sdk.replica.confine import examine
+
+    found = examine()
+    if found.is_tight:
+        yield Finding("sandbox", "ok", found.sentence())
+    else:
+        todo = "run `tidefast sandbox` as root, or where user namespaces or a writable cgroup v2 are allowed"
+        yield Finding("sandbox", "warning", found.sentence(), todo)
 
 
 def _can(trial: Callable[[], object]) -> bool:

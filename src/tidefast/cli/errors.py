@@ -23,17 +23,19 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     FENCE = 5
     UNKNOWN = 6
+    PERSON = 7
 
 
 HELP = """Exit codes:
 
 0  what was asked is so (run: completed; audit, sim: every law holds)
-1  any other reason, such as a run that is held, failed or not there
+1  any other reason, such as a run that has failed or is not there
 2  usage: an unknown command or option, a value of the wrong form
 3  configuration: a file, a key in it, a store that can't be opened
 4  the server can't be reached, or the store is owned by another process
 5  refused by the fence: the lease or what you expected has moved on
-6  the outcome is unknown: look before you repeat it"""
+6  the outcome is unknown: look before you repeat it
+7  the run waits for a person: held, frozen or paused; the command to settle it is printed"""
 
 FENCE_CODES = frozenset(("stale_epoch", "lease_lapsed", "lease_held", "moved"))
 KEY_HINT = "name its file with --operator-key, or the store that it stands beside with --store"

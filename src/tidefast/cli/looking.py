@@ -1,7 +1,6 @@
 """Commands that look: `runs`, `show`, `log`, `held`. They change nothing, and go beside a server that has the file."""
 
 import asyncio
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,13 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from tidefast.cli import show as out
+from tidefast.cli.case import history, tell_held, why_stopped
 from tidefast.cli.desk import all_events, all_steps, must, reading
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.options import DEFAULT_STORE, AsJson, StoreName, Url, checked_id
-from tidefast.cli.place import store_path
 from tidefast.protocol.answers import EventInfo, RunInfo, StepInfo
 from tidefast.protocol.ids import RunId
-from tidefast.protocol.records import NOT_SETTLED, RunState
-from tidefast.stores.sqlite import SqliteStore
+from tidefast.protocol.records import RunState
 from tidefast.wire.answers import spell, spell_all
 
 # What a line of the timeline tells of an event, in this order.
@@ -82,10 +80,11 @@ def show(
     for step in steps:
         if step.state == "held":
             out.line("")
-            tell_held(step, url, store)
-    if info.frozen:
-        out.line("")
-        out.line(f"frozen: {info.frozen}; let it go on with: {command('thaw', info.run_id, url=url, store=store)}")
+            tell_held(step, [event for event in events if event.step_id == step.step_id], url, store)
+    for place, line in enumerate(why_stopped(info, events, url, store)):
+        if not place:
+            out.line("")
+        out.line(line)
     return 0
 
 
@@ -140,64 +139,22 @@ async def _log(url: str | None, store: str, run: str) -> list[EventInfo]:
 
 def held(*, url: Url = None, store: StoreName = DEFAULT_STORE, as_json: AsJson = False) -> int:
     """Every step that waits for a person, with its stored call and the commands that settle it."""
-    steps = asyncio.run(_held(url, store))
+    found = asyncio.run(_held(url, store))
     if as_json:
-        out.document(spell_all("steps", steps))
+        out.document(spell_all("steps", [step for step, _ in found]))
         return 0
-    if not steps:
+    if not found:
         out.line("no step is held")
-    for place, step in enumerate(steps):
+    for place, (step, events) in enumerate(found):
         if place:
             out.line("")
-        tell_held(step, url, store)
+        tell_held(step, events, url, store)
     return 0
 
 
-async def _held(url: str | None, store: str) -> Sequence[StepInfo]:
+async def _held(url: str | None, store: str) -> list[tuple[StepInfo, list[EventInfo]]]:
     async with reading(url, store) as desk:
-        return await desk.held()
-
-
-def tell_held(step: StepInfo, url: str | None, store: str) -> None:
-    """A held step for people: what was asked, why it is held, and what to say once the provider was looked at."""
-    out.line(
-        ("held", "bold red"), f"  run {step.run_id}, step {step.step_id}: {step.tool} ({step.reason or 'in doubt'})"
-    )
-    out.line(f"  key       {step.key}")
-    out.line(f"  call      {out.short(_member(step.intent_json, 'args'), 400)}")
-    for attempt in step.attempts:
-        sent = out.moment(attempt.admitted_wall_ms)
-        out.line(
-            f"  attempt   {attempt.number}: {attempt.state}, sent {sent} UTC under epoch {out.epoch(attempt.epoch)}"
-        )
-    on_wire = [attempt.deadline_ms for attempt in step.attempts if attempt.state in NOT_SETTLED]
-    if on_wire and max(on_wire) >= step.now_ms:
-        out.line(
-            f"  until     {out.moment(max(on_wire))} UTC its request may still land; only then look for the last time"
-        )
-    out.line("  look at the provider, then say what is so:")
-    for verdict, meaning in (("applied", "it happened"), ("not_applied", "it did not"), ("refused", "never do it")):
-        looked = [] if verdict == "applied" else ["--looked", "0s"]
-        rest = [verdict, *looked, "--expect-attempts", str(len(step.attempts)), "--note", "WHY"]
-        settle = command("resolve", step.run_id, step.step_id, *rest, url=url, store=store)
-        out.line(f"    {settle}", (f"   # {meaning}", "dim"))
-
-
-def owners_url(store: str) -> str | None:
-    """Where the process that owns a store's file can be asked; None if nobody owns it or it says nothing."""
-    owner = SqliteStore.owner(store_path(store))
-    return owner.url or None if owner is not None else None
-
-
-def command(*words: str, url: str | None, store: str) -> str:
-    """A command line that can be pasted."""
-    if not url:
-        url = owners_url(store)
-    if url:
-        words = (*words, "--url", url)
-    if store != DEFAULT_STORE:
-        words = (*words, "--store", store)  # beside a server's url: where its operator's key stands
-    return shlex.join(("tidefast", *words))
+        return [(step, await history(desk, step)) for step in await desk.held()]
 
 
 def _tell_run(info: RunInfo) -> None:
@@ -241,11 +198,6 @@ def _step_row(step: StepInfo) -> tuple[str, ...]:
     attempts = " ".join(f"{attempt.number}:{attempt.state}" for attempt in step.attempts)
     words = (step.step_id, step.kind, step.state, out.epoch(step.epoch), attempts, step.tool, step.key, step.reason)
     return tuple(word or "-" for word in words)
-
-
-def _member(record_json: str, name: str) -> str:
-    record: Mapping[str, Any] = msgspec.json.decode(record_json) or {}
-    return _spelled(record.get(name))
 
 
 def _spelled(value: Any) -> str:

@@ -1,8 +1,10 @@
 """The store that a command works on: its name, its owner, its clock. Light to import, for commands that only look."""
 
+import shlex
 from pathlib import Path
 
 from tidefast.cli.errors import CliError, ExitCode
+from tidefast.cli.options import DEFAULT_STORE
 from tidefast.engine.clock import SystemClock, wall_ms
 from tidefast.stores.base import Store
 from tidefast.stores.sqlite import SqliteStore
@@ -35,3 +37,20 @@ def own(store: str, *, create: bool, adopt: bool = False) -> SqliteStore:
 def system_clock(store: Store) -> SystemClock:
     """The clock of this process over a store."""
     return SystemClock(store.identity().mark_ms)
+
+
+def owners_url(store: str) -> str | None:
+    """Where the process that owns a store's file can be asked; None if nobody owns it or it says nothing."""
+    owner = SqliteStore.owner(store_path(store))
+    return owner.url or None if owner is not None else None
+
+
+def command(*words: str, url: str | None, store: str) -> str:
+    """A command line that can be pasted."""
+    if not url:
+        url = owners_url(store)
+    if url:
+        words = (*words, "--url", url)
+    if store != DEFAULT_STORE:
+        words = (*words, "--store", store)  # beside a server's url: where its operator's key stands
+    return shlex.join(("tidefast", *words))

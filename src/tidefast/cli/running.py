@@ -14,14 +14,14 @@ from cyclopts import Parameter
 
 from tidefast.cli import show as out
 from tidefast.cli import wiring
-from tidefast.cli.desk import at_server, given_key, must, server_url
+from tidefast.cli.case import tell_held, why_stopped
+from tidefast.cli.desk import all_events, at_server, given_key, must, server_url
 from tidefast.cli.errors import CliError, ExitCode
 from tidefast.cli.log import configure_log
-from tidefast.cli.looking import command, tell_held
 from tidefast.cli.loop import run_program
 from tidefast.cli.options import DEFAULT_STORE, AsJson, Models, StoreName, Tools, Url, checked_id, json_text
 from tidefast.cli.place import own, system_clock
-from tidefast.protocol.answers import RunCreated, RunInfo, StepInfo
+from tidefast.protocol.answers import EventInfo, RunCreated, RunInfo, StepInfo
 from tidefast.protocol.lease import LEASE_MAX_MS
 from tidefast.protocol.points import Hook
 from tidefast.sdk.app import App, load_app
@@ -57,17 +57,19 @@ def run(
     if agent not in loaded.agents:
         known = ", ".join(sorted(loaded.agents)) or "none"
         raise CliError("usage", f"{app} has no agent {agent}", f"it has: {known}", ExitCode.USAGE)
-    info, held = run_program(_run(loaded, app, agent, input_json, name, store, tools, models))
+    info, held, events = run_program(_run(loaded, app, agent, input_json, name, store, tools, models))
     if as_json:
         out.document({"run": spell(info), "held": [spell(step) for step in held]})
     else:
-        _tell(info, held, store)
+        _tell(info, held, events, store)
+    if info.state in ("held", "frozen", "paused"):
+        return ExitCode.PERSON
     return ExitCode.OK if info.state == "completed" else ExitCode.OTHER
 
 
 async def _run(
     app: App, name: str, agent: str, input_json: str, run_id: str, store: str, tools: Path | None, models: Path | None
-) -> tuple[RunInfo, list[StepInfo]]:
+) -> tuple[RunInfo, list[StepInfo], list[EventInfo]]:
     book = wiring.build_tools(tools, name, [tool.contract for tool in app.tools.values()])
     served = wiring.build_models(models)
     hook = wiring.fault_hook()
@@ -78,15 +80,28 @@ async def _run(
         authority = parts.authority
         must(await authority.create_run(run_id, agent, app.agents[agent].version, input_json))
         info = must(await authority.run(run_id))
+        _check_version(info, app)
         if info.is_live:
             # Owning the file proves that the process which held this lease has ended.
             must(await authority.preempt(run_id, "tidefast run", "its process has ended", info.epoch))
         if info.state in ("claimable", "leased", "failing", "cancelling"):
             await _drive(parts, app, run_id, hook)
         info = must(await authority.run(run_id))
-        return info, [must(await authority.step(run_id, step)) for step in info.held]
+        held = [must(await authority.step(run_id, step)) for step in info.held]
+        return info, held, await all_events(authority.reads, info.run_id)
     finally:
         await parts.stop()
+
+
+def _check_version(info: RunInfo, app: App) -> None:
+    """A run goes only to a version of its agent that says it can drive it. Raises `CliError`; nothing was changed."""
+    spec = app.agents[info.agent]
+    if info.agent_version in spec.versions or info.state in ("completed", "failed", "cancelled"):
+        return
+    known = ", ".join(spec.versions)
+    what = f"run {info.run_id} belongs to version {info.agent_version} of {info.agent}; this app drives {known}"
+    todo = f'release that version, or declare it compatible: @app.agent(accepts=["{info.agent_version}"])'
+    raise CliError("version", what, todo)
 
 
 async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) -> None:
@@ -112,18 +127,17 @@ async def _drive(parts: wiring.Parts, app: App, run_id: str, hook: Hook | None) 
             loop.remove_signal_handler(number)
 
 
-def _tell(info: RunInfo, held: list[StepInfo], store: str) -> None:
+def _tell(info: RunInfo, held: list[StepInfo], events: list[EventInfo], store: str) -> None:
     out.line(f"run {info.run_id}: ", (info.state, out.STYLES.get(info.state, "bold")))
     if info.state in ("completed", "failed", "cancelled"):
         out.line(info.result_json)
-    elif info.state == "frozen":
-        out.line(f"frozen: {info.frozen}; look at it, then: {command('thaw', info.run_id, url=None, store=store)}")
-    elif info.state == "paused":
-        out.line(f"paused by an operator; let it go on: {command('resume', info.run_id, url=None, store=store)}")
+    elif info.state in ("frozen", "paused"):
+        for line in why_stopped(info, events, None, store):
+            out.line(line)
     elif not held:
         out.line(f"it can go on: repeat the command with --run-id {info.run_id}")
     for step in held:
-        tell_held(step, None, store)
+        tell_held(step, [event for event in events if event.step_id == step.step_id], None, store)
 
 
 def start(

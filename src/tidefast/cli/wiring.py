@@ -27,7 +27,7 @@ from tidefast.services.model_hop import ModelHop
 from tidefast.services.model_sender import ModelSender
 from tidefast.services.models import ModelBook, load_models
 from tidefast.services.python_runner import LocalRunner, NotSentByTool, RefusedByTool
-from tidefast.services.replicas import Replicas
+from tidefast.services.replicas import LEASE_MS, Replicas
 from tidefast.services.tools import ConfigError, PythonRunner, ToolBook, load_contracts
 from tidefast.services.workspaces import Workspaces
 from tidefast.stores.base import Store
@@ -88,6 +88,7 @@ async def build_authority(
     models: ModelBook | None = None,
     *,
     sweeps: bool = True,
+    replica_lease_ms: int = LEASE_MS,
 ) -> Parts:
     """An authority over a store that this process owns, started. Without `sweeps` no lease lapses by itself."""
     clock = clock or system_clock(store)
@@ -95,7 +96,7 @@ async def build_authority(
     engine.on_failure = die
     engine.start()
     http = HttpSender(clock)
-    workspaces = _workspaces(engine, store)
+    workspaces = _workspaces(engine, store, replica_lease_ms)
     gateway = Gateway(engine, tools, http, runner, hook, _smtp(tools, clock), workspaces)
     workspaces.start()
     keeper = Keeper(engine, prober=gateway.prober)
@@ -112,7 +113,7 @@ async def build_authority(
     return Parts(store, clock, engine, gateway, keeper, http, sender, authority, closer)
 
 
-def _workspaces(engine: Engine, store: Store) -> Workspaces:
+def _workspaces(engine: Engine, store: Store, lease_ms: int) -> Workspaces:
     """The workspaces of a store; their contents lie in a file beside the store's."""
     path: Path | None = getattr(store, "path", None)
 
@@ -124,7 +125,7 @@ def _workspaces(engine: Engine, store: Store) -> Workspaces:
         )
 
     contents = Contents(engine, blobs)
-    return Workspaces(engine, contents, Replicas(engine, contents), verb_facts)
+    return Workspaces(engine, contents, Replicas(engine, contents, lease_ms), verb_facts)
 
 
 def _smtp(tools: ToolBook, clock: Clock) -> "SmtpSender | None":

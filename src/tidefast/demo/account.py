@@ -24,6 +24,31 @@ WIDTH = 108
 
 
 @dataclass(frozen=True, slots=True)
+class Hops:
+    """The model's own bill against the log. `extra`: askings that were billed without an answer that counts."""
+
+    billed: int
+    answers: int
+    extra: int
+    uncounted: Sequence[str]  # steps that cost more askings than the log knows
+
+    @classmethod
+    def of(cls, bill: Sequence[Mapping[str, Any]], traces: Mapping[str, Trace]) -> "Hops":
+        billed = Counter(str(row["step"]) for row in bill)
+        steps = {
+            f"{run}/{step.step_id}": step
+            for run, trace in traces.items()
+            for step in trace.steps.values()
+            if step.effect == "model"
+        }
+        counted = {name: sum(sent.state != "unsent" for sent in step.attempts) for name, step in steps.items()}
+        uncounted = [name for name, count in sorted(billed.items()) if count > counted.get(name, 0)]
+        answers = sum(step.state == "committed" for step in steps.values())
+        extra = sum(max(0, count - 1) for count in billed.values())
+        return cls(billed.total(), answers, extra, uncounted)
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """Everything that the desk can say once it has closed."""
 
@@ -37,6 +62,7 @@ class Account:
     late_answers: int
     crashes: Sequence[str]
     needs_faults: bool
+    hops: Hops = Hops(0, 0, 0, ())
 
     @property
     def share(self) -> float:
@@ -51,6 +77,8 @@ class Account:
         for name, books in self.books.items():
             if not books.is_ok:
                 yield f"the ledger of the {name} provider doesn't fit the log"
+        for step in self.hops.uncounted:
+            yield f"the model billed {step} more often than the log knows"
         for run, outcome in self.outcomes.items():
             if not is_good(outcome):
                 yield f"{run}: {outcome}"
@@ -69,6 +97,7 @@ def settle_account(
     ledgers: Mapping[str, Sequence[Mapping[str, Any]]],
     runs: Sequence[str],
     seed: int | None,
+    bill: Sequence[Mapping[str, Any]] = (),
 ) -> Account:
     """Read the closed store and judge it against the ledgers and what the injector saw."""
     effects = {name: read_effects(rows) for name, rows in ledgers.items()}
@@ -91,6 +120,7 @@ def settle_account(
         report=report,
         traces=traces,
         books=books,
+        hops=Hops.of(bill, traces),
         outcomes={run: outcome_of(traces.get(run)) for run in runs},
         mutating=len(mutating),
         preempted=len(mutating & injector.preempted),
@@ -162,6 +192,16 @@ def tell_books(account: Account) -> Iterator[str]:
                 yield f"{'':8}{label}: {entry.run} {entry.step} ({entry.key}): {entry.net} effects, log: {entry.state}"
         for effect in books.strangers:
             yield f"{'':8}FROM NOWHERE: {effect.name}, key {effect.key or '-'}, step {effect.run}/{effect.step}"
+
+
+def tell_hops(account: Account) -> Iterator[str]:
+    """What the model would be paid for, beside the answers that the log holds."""
+    hops = account.hops
+    if hops.billed:
+        yield (
+            f"answers the model billed {hops.billed} askings; the log has {hops.answers} committed"
+            f" and {hops.extra} billed beside them, each of them counted"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +296,8 @@ def json_report(account: Account, store: Path, seconds: float) -> str:
     record["tickets"] = dict(account.outcomes)
     record["problems"] = problems
     record["settle"] = [held.command for held in held_steps(account, store)]
+    hops = account.hops
+    record["model"] = {"billed": hops.billed, "answers": hops.answers, "extra": hops.extra}
     record["books"] = {
         name: {
             "applied": books.applied,

@@ -40,6 +40,9 @@ WORKERS = 4
 FEW_TICKETS = 20  # so few are worked on so shortly that two deaths of the authority are enough
 POLL_S = 0.2
 LIMIT_S = 55.0
+LOCAL_LIMIT_S = 900.0  # a real model on a busy machine takes its time
+LOCAL_CALM_S = 600.0
+LOCAL_TICKETS = 8
 CALM_S = 38.0  # no fault is begun after this
 HARD_LIMIT_S = 20.0  # beyond the limit, should even the event loop be stuck
 STUCK_SHOWN = 12
@@ -86,6 +89,12 @@ class Options:
     limit_s: float = LIMIT_S
     directory: Path = DIRECTORY
     providers: Mapping[str, Sequence[str]] = field(default_factory=lambda: PROVIDERS)
+    is_local: bool = False
+
+    @property
+    def calm_s(self) -> float:
+        """When nobody is struck any more."""
+        return LOCAL_CALM_S if self.is_local else CALM_S
 
 
 def main(argv: Sequence[str] | None = None, providers: Mapping[str, Sequence[str]] = PROVIDERS) -> int:
@@ -107,13 +116,22 @@ def parse(argv: Sequence[str] | None, providers: Mapping[str, Sequence[str]]) ->
     parser.add_argument("--seed", type=int, default=None, help="plan the same faults again")
     parser.add_argument("--tickets", type=int, default=None, metavar="N", help="only the first N of the 40 tickets")
     parser.add_argument("--no-faults", action="store_true", help="nobody is killed or frozen")
+    parser.add_argument(
+        "--model",
+        choices=("scripted", "local"),
+        default="scripted",
+        help="which model decides; local: a small real one",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
     parser.add_argument("--dir", type=Path, default=DIRECTORY, help=f"where the files go (default {DIRECTORY})")
     given = parser.parse_args(argv)
     if given.tickets is not None and given.tickets < 1:
         parser.error("--tickets: expected 1 or more")
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
-    return Options(seed, given.tickets, given.json, not given.no_faults, LIMIT_S, given.dir, providers)
+    is_local = given.model == "local"
+    tickets = given.tickets or (LOCAL_TICKETS if is_local else None)
+    limit_s = LOCAL_LIMIT_S if is_local else LIMIT_S
+    return Options(seed, tickets, given.json, not given.no_faults, limit_s, given.dir, providers, is_local)
 
 
 async def interruptible(desk: Coroutine[Any, Any, int]) -> int:
@@ -169,14 +187,15 @@ async def run_desk(options: Options) -> int:
     with tempfile.TemporaryDirectory(prefix="tidefast-") as sockets:
         points = f"{sockets}/points"
         injector = Injector(points, plan_for(options, len(tickets)), live.happened)
-        house = House(directory, points, options.providers)
+        house = House(directory, points, options.providers, is_local=options.is_local)
         try:
             async with asyncio.timeout(options.limit_s):
                 await open_desk(house, injector, live, options)
-                await work(house, injector, live, tickets)
+                await work(house, injector, live, tickets, options)
                 live.say(f"{live.elapsed_s:5.1f} s  every ticket is completed, refused or held; closing")
                 await injector.close()
                 ledgers = {name: await house.ledger(name) for name in options.providers}
+                bill = await house.bill()
         except TimeoutError as error:
             raise Stuck(f"not done after {options.limit_s:g} s. {stuck(injector, live)}") from error
         finally:
@@ -185,7 +204,7 @@ async def run_desk(options: Options) -> int:
             await house.close()
     store = SqliteStore.open_read_only(house.store)
     try:
-        account = books.settle_account(store, injector, ledgers, list(tickets), options.seed)
+        account = books.settle_account(store, injector, ledgers, list(tickets), options.seed, bill)
     finally:
         store.close()
     return tell(options, account, injector, house.store, live.elapsed_s)
@@ -193,7 +212,8 @@ async def run_desk(options: Options) -> int:
 
 async def open_desk(house: House, injector: Injector, live: Live, options: Options) -> None:
     how = f"faults by seed {options.seed}" if options.has_faults else "no faults"
-    live.say(f"The refund desk: 2 providers, 1 authority, {WORKERS} workers, {how}")
+    model = "a small real model" if options.is_local else "a scripted model"
+    live.say(f"The refund desk: 2 providers, {model}, 1 authority, {WORKERS} workers, {how}")
     await injector.start()
     await house.start_providers()
     await injector.add("authority", "authority", house.start_authority)
@@ -204,10 +224,10 @@ async def open_desk(house: House, injector: Injector, live: Live, options: Optio
     await asyncio.gather(*(add(f"worker-{number}") for number in range(1, WORKERS + 1)))
 
 
-async def work(house: House, injector: Injector, live: Live, tickets: Mapping[str, str]) -> None:
+async def work(house: House, injector: Injector, live: Live, tickets: Mapping[str, str], options: Options) -> None:
     """Create one run per ticket, then watch until none is left to be worked on."""
     authority = HttpAuthority(house.url)
-    watching = asyncio.ensure_future(watch(authority, injector, live, tickets))
+    watching = asyncio.ensure_future(watch(authority, injector, live, tickets, options.calm_s))
     broken = asyncio.ensure_future(injector.broken.wait())
     try:
         await asyncio.wait((watching, broken), return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +241,9 @@ async def work(house: House, injector: Injector, live: Live, tickets: Mapping[st
         await authority.close()
 
 
-async def watch(authority: HttpAuthority, injector: Injector, live: Live, tickets: Mapping[str, str]) -> None:
+async def watch(
+    authority: HttpAuthority, injector: Injector, live: Live, tickets: Mapping[str, str], calm_s: float
+) -> None:
     """Bring the tickets in, then look until each run has come to rest. Late in the day nobody is struck any more."""
     for run, ticket in tickets.items():
         await create(authority, run, ticket)
@@ -233,7 +255,7 @@ async def watch(authority: HttpAuthority, injector: Injector, live: Live, ticket
             states = Counter(str(run.state) for run in found)
             live.unsettled = [f"{run.run_id} {run.state}" for run in found if run.state not in SETTLED]
         live.progress(states)
-        if live.elapsed_s > CALM_S:
+        if live.elapsed_s > calm_s:
             injector.calm()
 
 
@@ -283,6 +305,7 @@ def tell(options: Options, account: Account, injector: Injector, store: Path, se
     section("Faults", books.tell_faults(account))
     section("Tickets", books.tell_tickets(account))
     section("The books: the providers' ledgers against the log", books.tell_books(account))
+    section("", books.tell_hops(account))
     section("Held for a person (nobody guesses; each command settles one)", books.tell_held(account, store))
     section("Acceptance", books.tell_acceptance(account))
     section("", books.tell_problems(account))

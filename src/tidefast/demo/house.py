@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from tidefast.demo.agent import MODEL
 from tidefast.sim.injector import Process, end
 from tidefast.sim.points import SCHEME
 
@@ -28,6 +29,19 @@ AGENT = "tidefast.demo.agent:app"
 LEASE = "1s"
 RUNS_PER_WORKER = 6
 READY_S = 20.0
+LOADED_S = 180.0
+MODELS = """[upstreams.desk]
+url = "{url}"
+models = ["{model}"]
+{patience}
+[prices.{model}]
+input = 0.15
+output = 0.60
+
+[budgets]
+run = {{ calls = 20, tokens = 100_000, money = 1.0 }}
+"""
+SLOW = 'concurrency = 2\nqueue_wait = "10m"\nfirst_token = "5m"'
 GRACE_S = 5.0
 LOOK_S = 0.02
 PR_SET_PDEATHSIG = 1
@@ -54,18 +68,24 @@ class Provider:
 class House:
     """Starts each process, knows where it listens, and ends what is not the injector's to end."""
 
-    def __init__(self, directory: Path, points: str, providers: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, directory: Path, points: str, providers: Mapping[str, Sequence[str]], *, is_local: bool = False
+    ) -> None:
         self.directory = directory
         self.store = directory / "store.db"
         self._points = points
         self._commands = providers
         self._tokens = {name: secrets.token_hex(16) for name in providers}
         self._providers: dict[str, Provider] = {}
+        self._model: asyncio.subprocess.Process | None = None
+        self._is_local = is_local
+        self._model_url = ""
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def start_providers(self) -> None:
-        """Start both, and write the contracts with their ports in."""
+        """Start all, and write the contracts and the models' file with their ports in."""
+        await self._start_model()
         for name in self._commands:
             self._providers[name] = await self._start_provider(name)
         text = TOOLS.read_text(encoding="utf-8")
@@ -92,10 +112,41 @@ class House:
             await end(process, GRACE_S)
             raise
 
+    async def _start_model(self) -> None:
+        """The model's server: by script, or the small real one, which takes a while to load its weights."""
+        command = [sys.executable, "-m", "tidefast.demo.providers.model", *(["--local"] if self._is_local else [])]
+        process = await self._spawn("model", command, {}, is_piped=True)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(LOADED_S if self._is_local else READY_S):
+                said = json.loads(await process.stdout.readline())
+        except (TimeoutError, ValueError) as error:
+            await end(process, GRACE_S)
+            raise HouseError(f"the model doesn't come up; see {self._log('model')}") from error
+        except asyncio.CancelledError:
+            await end(process, GRACE_S)
+            raise
+        self._model = process
+        self._model_url = f"http://127.0.0.1:{said['port']}/v1"
+        patience = SLOW if self._is_local else ""
+        file = MODELS.format(url=self._model_url, model=MODEL, patience=patience)
+        (self.directory / "models.toml").write_text(file, encoding="utf-8")
+
+    async def bill(self) -> list[dict[str, Any]]:
+        """What the scripted model would be paid for; the real one keeps no bill."""
+        if self._is_local:
+            return []
+        async with (
+            aiohttp.ClientSession(trust_env=False) as session,
+            session.get(f"{self._model_url}/bill") as response,
+        ):
+            rows: list[dict[str, Any]] = (await response.json())["bill"]
+        return rows
+
     async def start_authority(self) -> Process:
         """Start `tidefast serve`, and return once it answers."""
         command = [*CLI, "serve", "--store", f"sqlite:///{self.store}", "--port", str(self._port)]
-        command += ["--tools", str(self.directory / "tools.toml")]
+        command += ["--tools", str(self.directory / "tools.toml"), "--models", str(self.directory / "models.toml")]
         credentials = {"CARD_AUTH": f"Bearer {self._tokens['card']}", "MAIL_PASSWORD": self._tokens["mail"]}
         process = await self._spawn("authority", command, {**credentials, **self._hooked()})
         try:
@@ -131,7 +182,9 @@ class House:
         return rows
 
     async def close(self) -> None:
-        """End the providers."""
+        """End the providers and the model."""
+        if self._model is not None:
+            await end(self._model, GRACE_S)
         for provider in self._providers.values():
             await end(provider.process, GRACE_S)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tidefast.engine.claimers import Claimers
 from tidefast.engine.clock import Clock
 from tidefast.engine.places import Place, Places
 from tidefast.protocol.budget import Budget
@@ -92,6 +93,7 @@ class Engine:
         self._flush_s = LONE_FLUSH_S  # how long the last commit took; the first goes to the thread
         self._queue: queue.SimpleQueue[Gathering | None] = queue.SimpleQueue()
         self._waiters: dict[RunId | WorkspaceId | None, set[asyncio.Future[None]]] = {}
+        self.claimers = Claimers(clock.now)
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self.on_failure: Callable[[BaseException], None] = lambda error: None
@@ -470,6 +472,8 @@ class Engine:
         for waiter in gathering.waiting:
             if not waiter.done():
                 waiter.set_result(None)
+        for head in gathering.batch.heads.values():
+            self.claimers.changed(head)
         for changed in (*gathering.entries, *gathering.places, None) if self._waiters else ():
             for waiter in self._waiters.get(changed, ()):
                 if not waiter.done():

@@ -3,7 +3,9 @@
 `ThreadHeartbeat` beats on a thread, an event loop and a connection of its own, so that agent code which blocks the
 worker's loop can't starve it. `LoopHeartbeat` beats on the running loop, for an authority in the same process. A lease
 that the authority calls over, or whose time is over by this machine's clock, is lost at that moment: the run's task
-hears of it at its next await. Any other refusal is of the call and not of the lease; the call is made again.
+hears of it at its next await. If the worker's loop has not heard of a loss for a whole lease's time, it is blocked, and
+the heartbeat stops renewing its other leases too. Any other refusal is of the call and not of the lease; the call is
+made again.
 """
 
 import asyncio
@@ -50,6 +52,10 @@ async def keep(leases: LeaseTable, renewer: Renewer, wake: asyncio.Event, clock:
         wake.clear()
         now = clock()
         held = [lease for lease in leases.believed() if lease.lose_by_clock(now) is None]
+        unheard = leases.unheard(now)
+        if unheard and held:
+            _give_up(held, unheard)
+            continue
         if held and min(lease.beat_s for lease in held) <= now:
             await _beat(held, renewer, clock)
             continue
@@ -59,6 +65,18 @@ async def keep(leases: LeaseTable, renewer: Renewer, wake: asyncio.Event, clock:
                 await wake.wait()
         except TimeoutError:
             continue
+
+
+def _give_up(held: list[HeldLease], unheard: list[HeldLease]) -> None:
+    """The worker's loop doesn't run: some agent has blocked it, and no other run of this worker gets on either.
+
+    To go on renewing would keep their leases alive over nothing. Given up, they lapse, and other workers take them.
+    """
+    runs = sorted({lease.run_id for lease in unheard})
+    _log.error("loop_blocked", lost_and_unheard=runs, given_up=sorted(lease.run_id for lease in held))
+    why = f"this worker's loop is blocked: it has not heard for a lease's time that {', '.join(runs)} was lost"
+    for lease in held:
+        lease.lose(Preempted(lease.run_id, lease.epoch, why, {"ended_by": "blocked_loop"}))
 
 
 async def _beat(held: list[HeldLease], renewer: Renewer, clock: Clock) -> None:

@@ -28,6 +28,7 @@ from tidefast.protocol.answers import (
 )
 from tidefast.protocol.budget import Limit
 from tidefast.protocol.canonical import BODY_BYTES_MAX
+from tidefast.protocol.chat import Fold
 from tidefast.protocol.commands import ResolveVerdict, RunVerb
 from tidefast.protocol.ids import StepId, is_derived_id, is_id
 from tidefast.protocol.verdicts import Done, Refused, Renewed, Settled
@@ -35,7 +36,7 @@ from tidefast.sdk.authority import AuthorityUnavailable
 from tidefast.wire import messages as m
 from tidefast.wire.answers import read, read_all
 from tidefast.wire.chat import REPLAYED_HEADER, STEP_HEADER, WAIT_HEADER
-from tidefast.wire.problem import UNREADABLE, from_json, from_record, to_refused
+from tidefast.wire.problem import UNREADABLE, from_event, from_json, from_record, to_refused
 from tidefast.wire.tokens import peek
 
 CONNECT_S = 5.0
@@ -144,12 +145,28 @@ class HttpAuthority:
         if isinstance(found, Refused):
             return found
         answer, told = found
+        if told.get("Content-Type", "").startswith("text/event-stream"):
+            folded = self._folded(answer)
+            if isinstance(folded, Refused):
+                return folded
+            answer = folded
         try:
             receipt = msgspec.json.encode({"body": msgspec.Raw(answer)}).decode()
         except msgspec.MsgspecError as error:
             raise AuthorityUnavailable(f"{self._base}: an answer that can't be read") from error
         replayed = told.get(REPLAYED_HEADER) == "true"
         return StepAnswer(right.run_id, StepId(step_id), "committed", right.epoch, "", replayed, receipt)
+
+    def _folded(self, answer: bytes) -> bytes | Refused:
+        """The whole answer that a stream spells, or the problem with which it ended."""
+        fold = Fold()
+        events = fold.feed(answer)
+        if not fold.unfinished():
+            return msgspec.json.encode(fold.body())
+        told = from_event(events[-1].raw) if events else None
+        if told is None:
+            raise AuthorityUnavailable(f"{self._base}: a stream that ends without its end")
+        return to_refused(told)
 
     async def save_result(self, token: str, step_id: str, value_json: str) -> StepAnswer | Refused:
         message = m.SaveResult(value=value_json)

@@ -21,6 +21,9 @@ def boot_s() -> float:
     return time.clock_gettime(_BOOT_CLOCK)
 
 
+UNHEARD_MIN_S = 10.0  # longer than a pass takes to leave an agent behind that clings to life
+
+
 class HeldLease:
     """One lease in this process. Renewed and lost by the heartbeat's thread, read by the run's.
 
@@ -37,6 +40,7 @@ class HeldLease:
         "is_ending",
         "lease_s",
         "lost",
+        "lost_seen_s",
         "on_lost",
         "run_id",
         "token",
@@ -51,6 +55,7 @@ class HeldLease:
         self.from_s = asked_s
         self.beat_s = asked_s + self.lease_s / 3
         self.lost: Preempted | None = None
+        self.lost_seen_s: float | None = None  # when the heartbeat first saw it lost and its pass not over
         self.is_ending = False
         self.on_lost: Callable[[Preempted], None] | None = None
         self._lock = threading.Lock()
@@ -105,6 +110,21 @@ class LeaseTable:
     def remove(self, lease: HeldLease) -> None:
         with self._lock:
             self._leases.pop((lease.run_id, lease.epoch), None)
+
+    def unheard(self, now_s: float) -> list[HeldLease]:
+        """The leases that were lost a lease's time (10 s at least) ago, and whose passes have not ended since.
+
+        Each heartbeat asks. A pass ends within moments of the loss wherever its loop runs at all.
+        """
+        with self._lock:
+            lost = [lease for lease in self._leases.values() if lease.lost is not None]
+        for lease in lost:
+            lease.lost_seen_s = now_s if lease.lost_seen_s is None else lease.lost_seen_s
+        return [
+            lease
+            for lease in lost
+            if now_s - (now_s if lease.lost_seen_s is None else lease.lost_seen_s) > max(lease.lease_s, UNHEARD_MIN_S)
+        ]
 
     def believed(self) -> list[HeldLease]:
         """The leases that aren't lost."""

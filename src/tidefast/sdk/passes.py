@@ -8,8 +8,9 @@
 | `PassEnded`: held, drift, shutdown    | lets what is in flight settle, then releases the lease with that reason     |
 | `Preempted`                           | nothing: the lease is somebody else's                                       |
 
-A lost lease or a stop cancels the agent's task, again each second if it clings to life. What the agent raises or
-returns after the end of its pass counts for nothing, so swallowing `Preempted` gains it nothing.
+A lost lease or a stop cancels the agent's task, again each second if it clings to life. After five times it is left
+behind: the lease is given back, the worker's place is free, and the log says so. What the agent raises or returns after
+the end of its pass counts for nothing, so swallowing `Preempted` gains it nothing.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ from tidefast.sdk.run import Run, within_limit
 Raised = TypeVar("Raised", bound=BaseException)
 Outcome = Literal["completed", "failed", "cancelled", "preempted", "done", "error", "held", "shutdown", "drift"]
 RECANCEL_S = 1.0
+RECANCEL_TRIES = 5  # an agent that swallows more cancellations than these is left behind, and its lease is given back
 DETAIL_LENGTH_MAX = 400
 COMPLETE_BYTES = 1_024  # what a completion has around its result and its lists
 ENDING_AGAIN = "the run was ending; its open effects are settled"
@@ -100,12 +102,18 @@ class Pass:
             raise Misuse(
                 f"this app has no agent {self._grant.agent}", f"it has {', '.join(self._app.agents) or 'none'}"
             )
+        if self._grant.agent_version not in spec.versions:
+            told = f"the run belongs to version {self._grant.agent_version}, this program drives {spec.versions}"
+            raise Misuse(f"this is another version of agent {spec.name}", told, "let a worker of that version have it")
         run = Run(self._grant, self.line, spec.on_drift, self._hook, self._app.tools)
         task = asyncio.ensure_future(_contained(spec.start(run, self._grant.input_json)))
         try:
             await self._supervise(task)
         finally:
             task.cancel()
+        if self.line.ended is not None and not task.done():
+            await self.line.drain(0 if isinstance(self.line.ended, Preempted) else self._grace_s)
+            raise self.line.ended  # the agent's task is left to itself: nothing that it still does counts
         raised = _raised(task)
         if self.line.ended is not None and not self._may_still_end(raised):
             await self.line.drain(0 if isinstance(self.line.ended, Preempted) else self._grace_s)
@@ -138,10 +146,14 @@ class Pass:
             ended.cancel()
         if not task.done() and not isinstance(self.line.ended, Preempted):
             await self.line.drain(self._grace_s)
-        while not task.done():
+        for _ in range(RECANCEL_TRIES):
+            if task.done():
+                break
             self.line.cancel_waiting()
             task.cancel()
             await asyncio.wait((task,), timeout=RECANCEL_S)
+        else:
+            self._log.error("agent_clings", why="it swallows its cancellation; every call of its run is refused to it")
         if isinstance(self.line.ended, Preempted):
             self.line.cancel_waiting()
 

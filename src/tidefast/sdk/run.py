@@ -107,12 +107,12 @@ class Run:
     async def model(self, step_id: str, /, *, model: str, messages: Sequence[JSON], **options: Any) -> Completion:
         """Ask a model, or answer what the journal holds: one whole answer, paid for once.
 
-        `options` are members of the request (`temperature`, `tools`, `response_format` …), sent as they are. Durable
-        when it returns, and only then. Raises `Rejected` if the upstream refuses the request or never answers whole.
+        `options` are members of the request (`temperature`, `tools`, `response_format` …), sent as they are. With
+        `stream=True` the upstream is asked for pieces, so that a silent one is noticed early; the answer is told whole
+        all the same. Durable when it returns, and only then.
+        Raises `Rejected` if the upstream refuses the request or never answers whole.
         """
         body = {"model": model, "messages": messages, **options}
-        if options.get("stream"):
-            raise Misuse(f"step {step_id} can't stream", "run.model answers whole", "use run.openai() for streams")
         name = MODEL_TOOL + model
         entry = self._journal.entries.get(self._first(step_id)) or await self._later(step_id)
         if entry is not None:

@@ -1,10 +1,10 @@
 """The limits of one connection, in one subclass of uvicorn's httptools protocol.
 
 Request line 8 KiB; 64 headers, 8 KiB each, 32 KiB in all; 5 s from a request's first byte to the end of its headers;
-30 s between two pieces of a body. What can't be parsed is answered with a problem and the connection is closed, because
-where the next request begins is no longer known. What arrives while the server is behind (`load.py`) is refused before
-anything else is done with it. A request already being worked on is answered first: bytes that come
-after it must not turn its answer into an error.
+30 s between two pieces of a body, 120 s for all of it. What can't be parsed is answered with a problem and the
+connection is closed, because where the next request begins is no longer known. What arrives while the server is behind
+(`load.py`) is refused before anything else is done with it. A request already being worked on is answered first: bytes
+that come after it must not turn its answer into an error.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ HEADERS_MAX = 64
 HEADERS_BYTES_MAX = 32 * 1024
 HEADER_TIME_S = 5.0
 BODY_IDLE_S = 30.0
+BODY_TIME_S = 120.0
 UNREAD_MAX = 4 * 1024 * 1024  # of a refused body that is let pass so that its sender can read the refusal
 
 
@@ -58,6 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     header_time_s = HEADER_TIME_S
     body_idle_s = BODY_IDLE_S
+    body_time_s = BODY_TIME_S
     load: Load  # of the server, see `limited`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,6 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of unfinished headers: the parser itself would gather them without end
         self._bytes_of_headers = 0
         self._unread = 0
+        self._body_until = 0.0
         self._has_place = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,6 +94,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin with a request, or refuse it at once where the server is behind: that must cost next to nothing."""
+        if cycle.disconnected:
+            self.transport.close()
+            return
         if not self.load.is_behind(cycle.scope["path"]):
             super()._start_asgi_task(cycle, app)
             return
@@ -129,7 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._head_bytes > HEADERS_BYTES_MAX + REQUEST_LINE_MAX:
                 self._refuse(problem("unsupported", "headers_too_large"))
         elif self._in_body:
-            self._arm(self.body_idle_s)
+            self._arm(min(self.body_idle_s, max(self._body_until - self.loop.time(), 0)))
 
     # --- the parser's callbacks ----------------------------------------------------------------------------
 
@@ -158,6 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._told = problem("invalid", "http_invalid")
             raise _Over
         self._in_headers, self._in_body = False, True
+        self._body_until = self.loop.time() + self.body_time_s
         self._disarm()
         if self._get_upgrade() == b"websocket":
             from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # at first use
@@ -195,8 +202,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_dead = True
         self._disarm()
         cycle: RequestResponseCycle | None = self.cycle
-        if self._in_body and (self.pipeline or (cycle is not None and cycle.response_complete)):
-            self.transport.close()  # the answer was given, or another one is due first
+        if self._in_body and cycle is not None and self.pipeline:
+            cycle.disconnected = True  # the newest; those before it are answered, and when its turn comes it is the end
+            return
+        if self._in_body and cycle is not None and cycle.response_complete:
+            self.transport.close()  # the answer was given
             return
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or not self._in_body:

@@ -1,13 +1,16 @@
 """How much the server takes on at once, and what it lets go of first.
 
-Three things are bounded: callers that wait (long polls and event streams), for each caller and in all; bytes of bodies
-that are being read; and the delay of the event loop. The last one is the measure of overload: a watch ticks every few
-milliseconds, and when it is late by more than `LAG_S`, requests that arrive are refused at once, before anything is
-read of them, until the loop has caught up. What was taken on is then answered in time, where otherwise everything
-would be answered too late. Renewals and probes of health are never refused so: losing leases only makes more work.
+Four things are bounded: connections; callers that wait (long polls and event streams), for each caller and in all;
+bytes of bodies that are being read; and how many requests the event loop takes on in one round. The last one is what
+keeps a server useful under more load than it can bear: a watch ticks every few milliseconds, and when the loop's thread
+worked for longer than `ROUND_S` between two ticks, the next round may take on fewer requests, until a round is short
+again. The rest is refused at once, before anything is read of it. What was taken on is then answered in time, where
+otherwise everything would be answered too late. Work is counted in processor time, so that a process which the host did
+not let run refuses nobody for that. Renewals and probes of health are never refused so: lost leases make more work.
 """
 
 import asyncio
+import math
 import resource
 import time
 from collections import Counter
@@ -15,7 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TICK_S = 0.01
-LAG_S = 0.05
+ROUND_S = 0.05
+ROUND_MIN, ROUND_MAX = 1, 4096  # requests that a round may take on
+GROWTH = 1.5
 WAITS_PER_CALLER = 256
 WAITS_MAX = 4096
 BODIES_BYTES_MAX = 64 * 1024 * 1024
@@ -34,7 +39,8 @@ class Load:
         self.shed: Counter[str] = Counter()  # by what was full: loop, waits, bodies, connections
         self._waits: Counter[str] = Counter()
         self._body_bytes = 0
-        self._due = 0.0
+        self._worked_s = 0.0  # the thread's processor time at the last tick
+        self._may_take, self._taken, self._taken_before = ROUND_MAX, 0, 0
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -49,10 +55,13 @@ class Load:
         )
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
         self.connections_max = max(1, files - FILES_KEPT)
+        self._worked_s = time.thread_time()
         self._tick()
 
     def _tick(self) -> None:
-        self._due = time.monotonic() + TICK_S
+        worked_s = time.thread_time()
+        self._end_round(worked_s - self._worked_s)
+        self._worked_s = worked_s
         self._watch = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
@@ -60,9 +69,21 @@ class Load:
             self._watch.cancel()
             self._watch = None
 
+    def _end_round(self, worked_s: float) -> None:
+        """Judge the round that ends by the time that its requests took, and say how many the next one may take on."""
+        took = max(self._taken, self._taken_before, 1)
+        self._taken_before, self._taken = self._taken, 0
+        if worked_s > ROUND_S:
+            self._may_take = max(ROUND_MIN, int(min(took, self._may_take) * ROUND_S / worked_s))
+        elif worked_s < ROUND_S / 2:
+            self._may_take = min(ROUND_MAX, math.ceil(self._may_take * GROWTH))
+
     def is_behind(self, path: str) -> bool:
-        """Whether a request that arrives now is refused, because those before it have kept the loop too long."""
-        if self._watch is None or time.monotonic() - self._due <= LAG_S or path.endswith(NEVER_SHED):
+        """Whether a request that arrives now is refused, because its round has taken on as many as it may."""
+        if path.endswith(NEVER_SHED):
+            return False
+        if self._taken < self._may_take:
+            self._taken += 1
             return False
         self.shed["loop"] += 1
         return True

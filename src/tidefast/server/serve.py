@@ -25,6 +25,9 @@ from tidefast.wire.replica import MESSAGE_BYTES_MAX
 GRACE_S = 10
 KEEP_ALIVE_S = 75  # longer than any client of ours keeps an idle connection, so that the client is the one to close
 BACKLOG = 1024
+# libuv takes one connection of a listening socket in each round of its loop. In a busy server, whose rounds are long,
+# new callers would wait for their turn outside; so the one socket is listened to by several handles.
+ACCEPTS_PER_ROUND = 16
 T = TypeVar("T")
 
 
@@ -69,6 +72,7 @@ async def serve(
     Raises `ServeRefused` if the address can't be bound.
     """
     listener = listen(host, port, has_keys=app.state.has_keys)
+    listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ROUND - 1))]
     config = uvicorn.Config(
         app,
         http=limited(app.state.meters.load),
@@ -90,10 +94,11 @@ async def serve(
         server = _Server(config, app.state.stopping, stop or asyncio.Event(), on_ready)
         server.on_hangup = on_hangup
         app.state.meters.load.start()
-        await server.serve([listener])
+        await server.serve(listeners)
     finally:
         app.state.meters.load.stop()
-        listener.close()
+        for one in listeners:
+            one.close()
 
 
 class _Server(uvicorn.Server):

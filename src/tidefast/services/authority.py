@@ -7,6 +7,7 @@ known here only by its `Right`; who may call which verb is the server's question
 import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from zlib import crc32
 
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import (
@@ -49,7 +50,7 @@ from tidefast.services.relay import Relay
 RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
 NOTE_LENGTH_MAX = 4_096
-CLAIM_SLICE_MS = 1_000  # a waiting claim looks again at least this often: a pause may have passed without any event
+CLAIM_SLICE_MS = 4_000  # a waiting claim is woken if there is a run for it; it looks by itself after once or twice this
 
 
 class Authority:
@@ -95,7 +96,10 @@ class Authority:
             left = until - self.engine.clock.now().ms
             if grants or left <= 0:
                 return grants
-            await self.engine.wait_for_change(None, min(left, CLAIM_SLICE_MS))
+            slice_ms = (
+                CLAIM_SLICE_MS + crc32(request_id.encode()) % CLAIM_SLICE_MS
+            )  # so that not all look at one moment
+            await self.engine.claimers.wait(agents, prefix, min(left, slice_ms))
 
     async def _claim_now(
         self,

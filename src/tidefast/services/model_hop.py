@@ -34,7 +34,7 @@ from tidefast.protocol.verdicts import Answer, Refused, Send, Settled, Verdict, 
 from tidefast.services.bodies import Bodies
 from tidefast.services.gateway import RETRY_AFTER_MS, Gateway
 from tidefast.services.limits import told_over
-from tidefast.services.model_sender import Heard, ModelSender
+from tidefast.services.model_sender import Heard, ModelSender, Question
 from tidefast.services.models import Model, ModelBook, cost
 from tidefast.services.relay import Relay
 from tidefast.services.upstream import Upstream
@@ -271,7 +271,8 @@ class ModelHop:
             call, body = self._stored_question(hop, send.intent_seq)
         began_ms = self._engine.clock.now().ms
         listener = _deaf if hop.relay is None else hop.relay.piece
-        heard = await self._sender.send(upstream.settings, call, body, send.deadline_ms, listener)
+        question = Question(body, f"{hop.right.run_id}/{hop.step_id}", hop.right.epoch)
+        heard = await self._sender.send(upstream.settings, call, question, send.deadline_ms, listener)
         if heard.kind in ("applied", "refused"):
             upstream.worked(self._engine.clock.now().ms - began_ms)
         elif heard.busy_ms:

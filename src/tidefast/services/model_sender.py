@@ -19,6 +19,7 @@ from tidefast.protocol.canonical import CanonicalError, canonical, digest, text_
 from tidefast.protocol.chat import ChatCall, Fold, Usage, unfinished, usage_of
 from tidefast.protocol.commands import OutcomeKind
 from tidefast.protocol.events import object_json
+from tidefast.services.http_sender import EPOCH_HEADER, STEP_HEADER
 from tidefast.services.models import REFUSALS, UNBILLED, Settings
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ END_S = 0.05  # how long the end of a connection's answer is waited for after it
 BUSY_MS = 1_000  # how long an upstream that says "too many" is left alone if it doesn't say
 
 Listener = Callable[[bytes, bool], None]  # (an event's bytes, whether it belongs to the answer's end)
+
+
+class Question(NamedTuple):
+    """What is asked, and in whose name: the step as RUN/STEP, so that the upstream's own log can be matched."""
+
+    body: str
+    step: str
+    epoch: int
 
 
 class Heard(NamedTuple):
@@ -54,7 +63,9 @@ class ModelSender:
         if session is not None:
             await session.close()
 
-    async def send(self, settings: Settings, call: ChatCall, body: str, deadline_ms: int, listener: Listener) -> Heard:
+    async def send(
+        self, settings: Settings, call: ChatCall, question: "Question", deadline_ms: int, listener: Listener
+    ) -> Heard:
         """One asking, from connecting to the end of the answer. Returns by the deadline, give or take the loop.
 
         Only a stream has a first token that can be waited for; an answer in one piece has the deadline alone.
@@ -72,7 +83,7 @@ class ModelSender:
         ends_at = loop.time() + remaining_ms / 1_000
         try:
             async with asyncio.timeout(min(remaining_ms, first_ms) / 1_000) as limit:
-                return await self._exchange(settings, body, reading, lambda: limit.reschedule(ends_at))
+                return await self._exchange(settings, question, reading, lambda: limit.reschedule(ends_at))
         except TooLate:
             return Heard("unsent", "deadline")
         except TimeoutError:
@@ -81,9 +92,12 @@ class ModelSender:
             reason = "stream_cut" if reading.has_begun else type(error).__name__
         return Heard("doubted" if departure.has_left else "unsent", reason, usage=reading.usage)
 
-    async def _exchange(self, settings: Settings, body: str, reading: "_Reading", begun: Callable[[], None]) -> Heard:
+    async def _exchange(
+        self, settings: Settings, question: "Question", reading: "_Reading", begun: Callable[[], None]
+    ) -> Heard:
+        headers = {EPOCH_HEADER: str(question.epoch), STEP_HEADER: question.step, **_headers(settings)}
         async with self._open().post(
-            settings.url, data=body.encode(), headers=_headers(settings), allow_redirects=False
+            settings.url, data=question.body.encode(), headers=headers, allow_redirects=False
         ) as response:
             reading.status, reading.content_type = response.status, response.content_type
             reading.retry_after = response.headers.get("retry-after-ms", ""), response.headers.get("retry-after", "")

@@ -211,12 +211,18 @@ class Replicas:
                 self._changed.pop(workspace_id, None)
 
     async def call(
-        self, workspace_id: WorkspaceId, order: Order, deadline_ms: int, *, was_sent: bool = False
+        self,
+        workspace_id: WorkspaceId,
+        order: Order,
+        deadline_ms: int,
+        *,
+        was_sent: bool = False,
+        known: frozenset[str] = frozenset(),
     ) -> Reply | None:
         """What a replica of the order's epoch says in the end; None if the epoch ends, or the time, before it is known.
 
         A session that ends is waited for again while its epoch lives, and then the journal is asked before anything is
-        sent a second time. With `was_sent` it is asked at once.
+        sent a second time. With `was_sent` it is asked at once. `known` are contents that the caller keeps by itself.
         """
         while (session := await self._session(workspace_id, order.epoch, deadline_ms)) is not None:
             request_id = f"{order.request_id}.{secrets.token_hex(4)}"
@@ -230,7 +236,7 @@ class Replicas:
             if isinstance(answer, Absent) and was_sent:
                 return answer
             if isinstance(answer, Wrote):
-                answer = await self._with_contents(session, request_id, answer, deadline_ms)
+                answer = await self._with_contents(session, request_id, answer, deadline_ms, known)
             if answer is not None:
                 return answer
             was_sent = order.run_id is not None
@@ -257,10 +263,13 @@ class Replicas:
         except TimeoutError:
             return None
 
-    async def _with_contents(self, session: Session, request_id: str, wrote: Wrote, deadline_ms: int) -> Reply | None:
+    async def _with_contents(
+        self, session: Session, request_id: str, wrote: Wrote, deadline_ms: int, known: frozenset[str]
+    ) -> Reply | None:
         """A receipt once everything that it names is kept here; None if its session ended before that."""
-        await self._contents.write(wrote.inline)
+        await self._contents.write({digest: text for digest, text in wrote.inline.items() if digest not in known})
         named = {entry.digest for entry in wrote.write.delta.values() if entry is not None and entry.digest}
+        named -= known | wrote.inline.keys()
         while missing := await self._contents.missing(named):
             again = session.expect(request_id)
             session.link.want(request_id, sorted(missing))

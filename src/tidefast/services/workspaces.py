@@ -4,6 +4,7 @@ The three lines of `gateway.py` again, with a disk that may vanish as the provid
 is asked, and the receipt is joined if run and replica are both still live. Contents are durable before the join.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -28,6 +29,7 @@ from tidefast.stores.blobs import BlobRefused
 from tidefast.stores.memory_blobs import MemoryBlobs
 
 READ_MS = 60_000
+SWEEP_S = 600.0  # between two looks for contents that nothing names any more
 CROOKED = frozenset(("index", "busy", "receipt_changed"))  # why a call was not begun: the disk is not where the log is
 
 
@@ -39,14 +41,24 @@ class Workspaces:
         self.contents = contents
         self.replicas = replicas
         self.check = check
+        self._sweeping: asyncio.Task[None] | None = None
         self.reads = WorkspaceReads(engine, contents, replicas)
 
     def start(self) -> None:
-        """Have what earlier lives of this authority left open under ended epochs judged."""
+        """Have what earlier lives left open under ended epochs judged, and begin to sweep contents."""
         for head in self._engine.places.busy():
             self.replicas.settle_lost(head)
+        self._sweeping = asyncio.create_task(self._sweep_on())
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.contents.sweep()
 
     async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self.replicas.stop()
         self.contents.close()
 
@@ -76,9 +88,11 @@ class Workspaces:
         )
         known = _content_of(verb, args)
         with self.contents.pinned(known):
+            keeping = asyncio.create_task(self.contents.write(known)) if known else None  # while the replica writes
             try:
-                await self.contents.write(known)
-                reply = await self.replicas.call(workspace_id, order, send.deadline_ms)
+                reply = await self.replicas.call(workspace_id, order, send.deadline_ms, known=frozenset(known))
+                if keeping is not None:
+                    await keeping
             except BlobRefused as refused:
                 return await self._not_kept(workspace_id, order.epoch, refused)
         if isinstance(reply, NotBegun) and reply.reason in CROOKED:

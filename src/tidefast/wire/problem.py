@@ -105,6 +105,14 @@ def from_json(status: int, body: bytes) -> Problem | None:
     return from_record(status, record)
 
 
+def from_event(raw: bytes) -> Problem | None:
+    """The problem with which a broken stream of a model ends; None if this event is none."""
+    try:
+        return from_record(0, json.loads(raw.removeprefix(b"data:"))["error"]["problem"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def from_record(status: int, record: object) -> Problem | None:
     """The problem in a decoded answer; None if it is none."""
     if not isinstance(record, dict) or not isinstance(record.get("code"), str):

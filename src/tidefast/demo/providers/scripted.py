@@ -29,6 +29,7 @@ class Said:
     headers: Mapping[str, str] = field(default_factory=dict)
     finish: str = ""
     has_usage: bool = True
+    is_polite: bool = False  # a cut looks like the end of the answer, as a proxy's would
 
 
 Script = Callable[[dict[str, Any], int], Said | Awaitable[Said]]  # (request, how many came before) -> answer
@@ -36,12 +37,13 @@ Script = Callable[[dict[str, Any], int], Said | Awaitable[Said]]  # (request, ho
 
 @dataclass(frozen=True)
 class Billed:
-    """One asking that costs. `step` is what the request's metadata names, if it does."""
+    """One asking that costs. `step` is the one that the gateway names in its header, RUN/STEP."""
 
     model: str
     input_tokens: int
     output_tokens: int
     question: str
+    step: str = ""
 
 
 class ScriptedModel:
@@ -102,7 +104,10 @@ class ScriptedModel:
             return False
         body = await reader.readexactly(length)
         if not head[0].startswith("POST"):
-            return await self._whole(writer, 200, {"data": [], "bill": len(self.bill)}, {})
+            bill = [
+                {"step": b.step, "input_tokens": b.input_tokens, "output_tokens": b.output_tokens} for b in self.bill
+            ]
+            return await self._whole(writer, 200, {"data": [], "bill": bill}, {})
         request: dict[str, Any] = json.loads(body)
         count = len(self.asked)
         self.asked.append(request)
@@ -113,11 +118,11 @@ class ScriptedModel:
         try:
             said = self.script(request, count)
             answer = said if isinstance(said, Said) else await said
-            return await self._answer(writer, request, answer)
+            return await self._answer(writer, request, answer, headers.get("tidefast-step", ""))
         finally:
             self.running -= 1
 
-    async def _answer(self, writer: asyncio.StreamWriter, request: dict[str, Any], said: Said) -> bool:
+    async def _answer(self, writer: asyncio.StreamWriter, request: dict[str, Any], said: Said, step: str) -> bool:
         if said.status != 200:
             told = {"error": {"message": said.text or "no", "type": "scripted", "code": str(said.status)}}
             return await self._whole(writer, said.status, told, said.headers)
@@ -125,7 +130,8 @@ class ScriptedModel:
             await asyncio.sleep(said.think_s)
         question = str(request["messages"][-1].get("content"))
         output = max(len(said.text.split()), 1) + 8 * len(said.calls)
-        self.bill.append(Billed(request["model"], len(json.dumps(request["messages"])) // 4, output, question[:200]))
+        tokens = len(json.dumps(request["messages"])) // 4
+        self.bill.append(Billed(request["model"], tokens, output, question[:200], step))
         if not request.get("stream"):
             if said.cut_after is not None:
                 writer.transport.abort()
@@ -138,6 +144,8 @@ class ScriptedModel:
         for place, event in enumerate(self._events(request, said)):
             if said.cut_after is not None and place >= said.cut_after:
                 await writer.drain()
+                if said.is_polite:
+                    break
                 writer.transport.abort()
                 return False
             if said.pace_s and place:

@@ -5,7 +5,7 @@ arrived by then isn't asked for again.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tidefast.protocol.workspace import Manifest
@@ -37,8 +37,11 @@ class Contents(Protocol):
         """A large content in pieces. Raises `Unreachable`."""
         ...
 
-    async def upload(self, wanted: Wanted, pieces: AsyncIterator[bytes]) -> None:
-        """Give the authority a content. Durable there on return. Raises `Unreachable`."""
+    async def upload(self, wanted: Wanted, pieces: Callable[[], AsyncIterator[bytes]]) -> None:
+        """Give the authority a content, read anew each time it is sent. Durable there on return.
+
+        Raises `Unreachable`.
+        """
         ...
 
 

@@ -4,8 +4,11 @@ Redirects, proxies and netrc files are ignored: the token goes to its own origin
 it is used, so a lying or cut answer is an answer that didn't come.
 """
 
+import asyncio
 import hashlib
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -18,6 +21,8 @@ from tidefast.sdk.replica.contents import Unreachable, Wanted
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
 _HEAD = 64 + 8  # of one content among many: its digest, its length
 _PIECE = 1 << 18
+BUSY = frozenset((429, 503))
+BUSY_WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0)
 
 
 class _Listing(Struct):
@@ -81,38 +86,43 @@ class HttpContents:
         async for piece in self._body("GET", self._base / "blobs" / wanted.digest):
             yield piece
 
-    async def upload(self, wanted: Wanted, pieces: AsyncIterator[bytes]) -> None:
+    async def upload(self, wanted: Wanted, pieces: Callable[[], AsyncIterator[bytes]]) -> None:
         """See `Contents`. A content that changes while it is read is not sent to its end."""
 
         async def checked() -> AsyncIterator[bytes]:
             state = hashlib.sha256()
-            async for piece in pieces:
+            async for piece in pieces():
                 state.update(piece)
                 yield piece
             if state.hexdigest() != wanted.digest:
                 raise Unreachable(f"the content {wanted.digest[:12]} has changed on the disk")
 
-        async for _ in self._body("PUT", self._base / "blobs" / wanted.digest, checked()):
+        async for _ in self._body("PUT", self._base / "blobs" / wanted.digest, checked):
             continue
 
-    async def _body(
-        self, method: str, url: URL, data: bytes | AsyncIterator[bytes] | None = None
-    ) -> AsyncIterator[bytes]:
-        """The pieces of a good answer's body. Raises `Unreachable` for any other."""
+    async def _body(self, method: str, url: URL, data: bytes | Callable[[], Any] | None = None) -> AsyncIterator[bytes]:
+        """The pieces of a good answer's body. Asks again while the authority is busy. Raises `Unreachable`."""
         headers = {"Tidefast-Lease": self._token()}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         if isinstance(data, bytes):
             headers["Content-Type"] = "application/json"
-        try:
-            async with self._client().request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
-                if answer.status != 200:
+        for wait_s in (*BUSY_WAITS_S, None):
+            body = data() if callable(data) else data
+            try:
+                async with self._client().request(
+                    method, url, data=body, headers=headers, allow_redirects=False
+                ) as answer:
+                    if answer.status == 200:
+                        async for piece in answer.content.iter_chunked(_PIECE):
+                            yield piece
+                        return
                     said = (await answer.content.read(2_000)).decode(errors="replace")
-                    raise Unreachable(f"{method} {url.path}: {answer.status} {said}")
-                async for piece in answer.content.iter_chunked(_PIECE):
-                    yield piece
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{method} {url.path}: {type(error).__name__}: {error}") from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Unreachable(f"{method} {url.path}: {type(error).__name__}: {error}") from error
+            if answer.status not in BUSY or wait_s is None:
+                raise Unreachable(f"{method} {url.path}: {answer.status} {said}")
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads those that ask again
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -28,7 +28,7 @@ from tidefast.sdk.lease import Clock, boot_s
 from tidefast.sdk.replica.beneath import Root
 from tidefast.sdk.replica.commands import Commands, Ran, end_marked
 from tidefast.sdk.replica.confine import Confinement
-from tidefast.sdk.replica.contents import Contents, Wanted
+from tidefast.sdk.replica.contents import Contents, Unreachable, Wanted
 from tidefast.sdk.replica.files import Done as FileDone
 from tidefast.sdk.replica.files import Files
 from tidefast.sdk.replica.journal import At, Begun, Call, Done, Journal, Not
@@ -44,6 +44,7 @@ from tidefast.wire import workspace as w
 Changes = dict[str, Entry | None]
 Say = Callable[[r.FromReplica], None]
 UNRESTORABLE_MAX = 1000
+UPLOADS_AT_ONCE = 8
 _KEPT = frozenset(("too_large", "unreadable"))  # what may stay on a disk that was never lost
 
 
@@ -233,17 +234,20 @@ class Replica:
         if ahead is None:
             return None
         paths = {entry.digest: path for path, entry in ahead.receipt.delta.items() if entry is not None}
-        gate = asyncio.Semaphore(4)
+        gate = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
         async def one(digest: str) -> None:
             async with gate:
                 entry = cast(Entry, ahead.receipt.delta[paths[digest]])
-                await contents.upload(Wanted(digest, entry.size), self._pieces(paths[digest], entry))
+                await contents.upload(Wanted(digest, entry.size), lambda: self._pieces(paths[digest], entry))
 
-        async with asyncio.TaskGroup() as group:
-            for digest in want.digests:
-                if digest in paths:
-                    group.create_task(one(digest))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for digest in want.digests:
+                    if digest in paths:
+                        group.create_task(one(digest))
+        except* Unreachable as errors:
+            raise Unreachable(str(errors.exceptions[0])) from errors
         return self._again(want.request_id)
 
     async def end_running(self) -> None:

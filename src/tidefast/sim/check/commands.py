@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tidefast.protocol.canonical import call_digest, canonical
 from tidefast.protocol.commands import (
+    RUN_VERBS,
     Admit,
     Command,
     Compensate,
@@ -23,7 +24,6 @@ from tidefast.protocol.commands import (
     SaveCheckpoint,
     SaveResult,
     Settle,
-    Thaw,
 )
 from tidefast.protocol.contracts import Contract, Request, contract_digest, render_request
 from tidefast.protocol.ids import Epoch, StepId, step_key
@@ -99,6 +99,8 @@ class Commands:
         yield ("lapse",), 0, False
         yield ("preempt",), 0, False
         yield ("thaw",), 0, False
+        for name in ("cancel",) * self.config.cancels + ("pause", "resume", "freeze") * self.config.pauses:
+            yield (name,), 0, False
         for place in range(len(self.shape.tools)):
             yield ("mark lost", place), 0, False
 
@@ -123,7 +125,7 @@ class Commands:
         yield "release", epoch, holder, "done"
         yield "complete", epoch, holder, "asked"
         yield "complete", epoch, holder, "not asked"
-        if config.fails:
+        if config.fails or config.cancels:
             yield "fail", epoch, holder
         if config.checkpoints:
             for number in range(max(1, checkpoint - 1), min(checkpoint + 1, config.checkpoints) + 1):
@@ -143,8 +145,8 @@ class Commands:
                 return Lapse(RUN)
             case ("preempt",):
                 return Preempt(RUN, "operator")
-            case ("thaw",):
-                return Thaw(RUN, "operator")
+            case (("thaw" | "cancel" | "pause" | "resume" | "freeze") as verb,):
+                return RUN_VERBS[verb](RUN, "operator")
             case ("mark lost", int(place)):
                 return MarkLost(RUN, self.shape.names[place])
             case ("settle", int(place), int(number), str(outcome)):

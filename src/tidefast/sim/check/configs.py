@@ -60,6 +60,8 @@ class Config(NamedTuple):
     slow_looks: bool = True  # an operator looks, and speaks later
     by_hand: bool = False  # an operator undoes an effect at the provider
     fails: bool = True
+    cancels: bool = False  # an operator cancels the run
+    pauses: bool = False  # an operator pauses, resumes and freezes it
     counts_grants: bool = False  # grants without progress are counted (from seven on)
 
 
@@ -77,6 +79,8 @@ def undoable(name: str, contract: Contract = KEYED, undo: Contract = REFUND) -> 
 
 LEAN: Mapping[str, Any] = {"exiles": False, "slow_looks": False, "fails": False}
 
+ENDS: Mapping[str, Any] = {"declines": False, "exiles": False, "slow_looks": False, "cancels": True}
+
 QUICK: tuple[Config, ...] = (
     Config("quick: keyed + undo", (undoable("pay"),), 1, **LEAN),
     Config("quick: keyed", (keyed("pay"),), 1, doubles=True, days=True, exiles=False),
@@ -87,6 +91,7 @@ QUICK: tuple[Config, ...] = (
     Config("quick: restarts", (keyed("pay", retries=1),), 1, restarts=True, slow_looks=False, fails=False),
     Config("quick: restores", (keyless("mail"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: restores, keyed", (keyed("pay"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
+    Config("quick: cancel, pause", (undoable("pay"),), 0, declines=False, cancels=True, pauses=True, **LEAN),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
 )
 GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have work to the end
@@ -110,6 +115,8 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
         fails=False,
     ),
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
+    Config("two undos in order", (undoable("a"), undoable("b")), 0, **ENDS),
+    Config("keyed + undo, cancelled, paused, 1 fault", (undoable("pay"),), 1, cancels=True, pauses=True, **LEAN),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
     Config("keyed, a restore", (keyed("pay"),), 1, restores=True, declines=False, **LEAN),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tidefast.protocol import evolve as evolution
 from tidefast.protocol import machine
-from tidefast.protocol.commands import Command, Grant, Lapse, Preempt, Release, Renew, Settle, Thaw
+from tidefast.protocol.commands import Command, Grant, Lapse, OperatorVerb, Release, Renew, Settle
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.ids import StepId
 from tidefast.protocol.records import NOT_SETTLED, Step, View
@@ -63,7 +63,7 @@ TRUTH_BITS, FAULT_BITS = 24, 4
 FAULT_MASK, TRUTH_MASK = (1 << FAULT_BITS) - 1, (1 << TRUTH_BITS) - 1
 
 
-ABOUT_THE_LEASE = (Grant, Lapse, Preempt, Release, Renew, Thaw)
+ABOUT_THE_LEASE = (Grant, Lapse, OperatorVerb, Release, Renew)
 
 
 class Move(NamedTuple):

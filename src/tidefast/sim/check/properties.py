@@ -17,11 +17,10 @@ from tidefast.protocol.commands import (
     Fail,
     Lapse,
     MarkLost,
-    Preempt,
+    OperatorVerb,
     Release,
     Resolve,
     Settle,
-    Thaw,
 )
 from tidefast.protocol.contracts import Contract
 from tidefast.protocol.events import Event
@@ -46,7 +45,7 @@ from tidefast.sim.check.world import (
     Truths,
 )
 
-OF_OPERATORS = (Lapse, MarkLost, Preempt, Resolve, Thaw)  # judged at commit: no token, so no promise to answer alike
+OF_OPERATORS = (Lapse, MarkLost, OperatorVerb, Resolve)  # judged at commit: no token, so no promise to answer alike
 AFTER_THE_TIME = frozenset(("stale_epoch", "run_ended", "lease_lapsed"))
 # Which laws an event of a kind can break; the others have nothing to say of it.
 EVERY = ("unfenced_verb", "forged_right", "time_allowed", "lost_fact", "unlogged_effect")
@@ -55,13 +54,15 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "step_presumed": ("unstable_key", "changed_bytes"),
     "step_committed": ("dead_commit",),
     "step_compensated": ("double_apply", "stuck"),
-    "undo_begun": ("double_apply", "stuck"),
+    "undo_begun": ("double_apply", "stuck", "orphan"),
     "checkpoint_saved": ("stale_checkpoint",),
     "lease_granted": ("stuck", "reissued_epoch"),
     "run_frozen": ("stuck",),
     "run_completed": ("orphan",),
     "run_failed": ("orphan", "superseded_as_failed"),
-    "run_failing": ("superseded_as_failed",),
+    "run_failing": ("superseded_as_failed", "orphan"),
+    "run_cancelling": ("orphan",),
+    "run_cancelled": ("orphan",),
     "step_rejected": ("doubt_as_failure", "orphan", "superseded_as_failed", "stuck"),
     "step_withdrawn": ("doubt_as_failure", "orphan", "superseded_as_failed"),
     "step_refused": ("doubt_as_failure", "superseded_as_failed"),

@@ -18,10 +18,16 @@ WANTED = (
     *("deduped", "doubled_request", "declined", "error_after_commit", "lost_request", "unsent"),
     *("landed_unheard", "deadline_in_flight", "gave_up", "spoke_late", "spoke_too_late", "day_passed"),
     *("restored", "restored_over_a_lost_effect", "lost_landed", "held_lost_commits", "lost_sending_replayed"),
+    *("run_paused", "run_resumed", "run_cancelling", "run_cancelled", "to_undo"),
     *("no_progress", "strange_answer", "not_asked", "drift", "owner_silent", "retried"),
 )
-KINDS_SEEN = frozenset(("run_completed", "run_failed", "step_withdrawn", "checkpoint_saved"))
-REASONS_SEEN = frozenset(("not_asked", "owner_silent"))
+KINDS_SEEN = frozenset(
+    (
+        *("run_completed", "run_failed", "step_withdrawn", "checkpoint_saved"),
+        *("run_paused", "run_resumed", "run_cancelling", "run_cancelled"),
+    )
+)
+REASONS_SEEN = frozenset(("not_asked", "owner_silent", "to_undo"))
 CODES_SEEN = frozenset(("checkpoint_stale", "unsettled_effects", "step_conflict"))
 
 
