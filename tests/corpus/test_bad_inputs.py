@@ -49,7 +49,7 @@ def refund(order: str, key: str) -> str:
     return order
 
 
-@app.tool
+@app.tool(timeout="10m")
 async def mail(to: str) -> str:
     raise RuntimeError("who knows")
 
@@ -246,17 +246,16 @@ def judge(case: Mapping[str, Any], server: Server) -> None:
 
 
 def check_answer(case: Mapping[str, Any], answer: bytes) -> None:
-    """Status, code and reason are among those that the case names, in a problem with what to do next."""
+    """Status, code and reason are those that the case names, in a problem with what to do next."""
     head, _, body = answer.partition(b"\r\n\r\n")
-    statuses, *rest = case["says"].split()
-    assert head.split()[1].decode() in statuses.split("|"), answer[:600]
+    status, *rest = case["says"].split()
+    assert head.split()[1].decode() == status, answer[:600]
     if not rest:
         return
     assert b"content-type: application/problem+json" in head.lower()
     told = json.loads(body[: body.rindex(b"}") + 1] if not case.get("close") else json_of(head, body))
-    codes, reasons = rest
-    assert told["code"] in codes.split("|") and told["reason"] in reasons.split("|"), told
-    assert str(told["status"]) == head.split()[1].decode() and told["detail"] and told["next"]
+    assert [told["code"], told["reason"]] == rest, told
+    assert str(told["status"]) == status and told["detail"] and told["next"]
     assert case.get("tells", "") in body.decode()
     assert f"{case.get('header', 'content-type')}:".lower() in head.decode().lower()
     assert b"Traceback" not in body and b"/src/" not in body
@@ -306,7 +305,9 @@ def test_every_row_of_the_list_is_sent_tested_elsewhere_or_left_out_for_a_reason
     for case in CORPUS["elsewhere"]:
         file, _, name = case["test"].partition("::")
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, case["test"]
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}, (
+            case["test"]
+        )
 
 
 def test_the_corpus_sees_a_server_that_answers_otherwise() -> None:

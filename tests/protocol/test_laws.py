@@ -133,6 +133,7 @@ GUILTY: list[tuple[str, str | None, int, History]] = [
     ("unlogged_effect", "pay", 4, Log().say("run_paused", by="anna").fenced().history()),
     ("unlogged_effect", "x~undo", 3, Log().say("step_held", 1, "x~undo", reason="tool_gone", undo_of="x").history()),
     ("unlogged_effect", "pay", 3, Log().fenced(attempt=2).history()),
+    ("unlogged_effect", "pay~0", 4, Log().fenced().fenced("pay~0").history()),
     ("unlogged_effect", "pay", 3, Log().told("step_applied").history()),
     ("unlogged_effect", "pay", 4, Log().fenced().told("step_applied", attempt=2).history()),
     ("unlogged_effect", None, 0, Log().paid().history(applied={key_of("pay"): 1, "f" * 32: 1, "e" * 32: 0})),

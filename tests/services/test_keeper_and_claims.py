@@ -149,3 +149,15 @@ def test_a_wall_clock_that_is_set_is_told_once_and_moves_no_lease() -> None:
         assert [entry["event"] for entry in logs] == ["wall_clock_stepped"]
 
     in_world(test)
+
+
+def test_a_claim_ends_when_its_leases_hold_enough_and_the_rest_can_be_claimed_next() -> None:
+    async def test(world: World) -> None:
+        large = '"' + "x" * 1_000_000 + '"'
+        for number in range(12):
+            await world.authority.create_run(f"r{number}", "agent", "1", large)
+        first = await world.authority.claim({"agent": []}, "w", LEASE_MS, 12, 0, "one")
+        second = await world.authority.claim({"agent": []}, "w", LEASE_MS, 12, 0, "two")
+        assert (len(first), len(second)) == (8, 4)
+
+    in_world(test)

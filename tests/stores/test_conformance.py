@@ -456,3 +456,17 @@ def test_notices_are_due_in_their_order_and_gone_once_they_are_told(store: Store
     assert list(store.notices(20, 1)) == [soon]
     store.commit(Batch(notices={soon.id: soon._replace(tries=1, due_ms=30), late.id: None}))
     assert list(store.notices(99, 9)) == [soon._replace(tries=1, due_ms=30)]
+
+
+def test_held_runs_are_found_whatever_their_state_is_and_nothing_else_is(driver: Driver) -> None:
+    for name in ("plain", "held", "leased", "frozen"):
+        driver.create(name)
+        driver.grant(name)
+        if name != "plain":
+            hold(driver, name)
+    driver.submit(c.Release(driver.right("held"), "held"))
+    driver.submit(c.Freeze(RunId("frozen"), "ann"))
+    assert [head.run_id for head in driver.store.held_runs(None, 9)] == ["held", "leased", "frozen"]
+    assert [head.run_id for head in driver.store.held_runs(RunId("held"), 1)] == ["leased"]
+    assert [head.run_id for head in driver.store.held_runs(None, 9, "fro")] == ["frozen"]
+    assert list(driver.store.held_runs(RunId("nobody"), 9)) == []

@@ -14,7 +14,7 @@ from tidefast.stores.base import Batch, Store, StoreCorrupt, StoreRefused, Store
 from tidefast.stores.blobs import PIECE_BYTES, BlobRefused, BlobStore
 from tidefast.stores.memory_blobs import MemoryBlobs
 from tidefast.stores.sqlite import SqliteStore
-from tidefast.stores.sqlite_blobs import SqliteBlobs
+from tidefast.stores.sqlite_blobs import SqliteBlobs, contents_beside, copy_contents
 from tidefast.stores.workspaces import LoggedWrite, StoredWrite
 
 CASE = WorkspaceId("case")
@@ -237,3 +237,16 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(folder: Path, clock: C
         with pytest.raises(StoreRefused):
             SqliteBlobs(folder / name, clock_ms=clock)
         assert (folder / name).read_bytes() == before
+
+
+def test_a_backup_of_contents_holds_them_and_overwrites_nothing(folder: Path, clock: Clock) -> None:
+    assert copy_contents(folder / "s", folder / "t") == 0
+    blobs = SqliteBlobs(contents_beside(folder / "s"), clock_ms=clock)
+    digest = put(blobs, b"x" * PIECE_BYTES * 2)
+    assert copy_contents(folder / "s", folder / "t") > PIECE_BYTES * 2, "while it is open and written to"
+    blobs.close()
+    copied = SqliteBlobs(contents_beside(folder / "t"), clock_ms=clock)
+    assert b"".join(copied.read(digest)) == b"x" * PIECE_BYTES * 2
+    copied.close()
+    with pytest.raises(StoreRefused, match="there already"):
+        copy_contents(folder / "s", folder / "t")

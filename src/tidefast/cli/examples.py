@@ -57,6 +57,18 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         Example("tidefast start refund @ticket.json", "under a name drawn by chance"),
     ),
     "preempt": (Example("tidefast preempt r-2 --note 'its machine is going away'", "another worker takes the run"),),
+    "pause": (Example("tidefast pause r-6 --note 'the shop is closed'", "nothing new begins; what is out settles"),),
+    "resume": (Example("tidefast resume r-6", "a paused run goes on"),),
+    "freeze": (Example("tidefast freeze r-6 --note 'this looks wrong'", "until somebody has looked, and thaws it"),),
+    "cancel": (
+        Example("tidefast cancel r-6 --note 'ordered by mistake'", "what is open settles, what can be is undone"),
+    ),
+    "budgets": (
+        Example("tidefast budgets", "what models have cost, and what may be spent"),
+        Example(
+            "tidefast budgets agent/refund --calls 100 --note 'enough for today'", "a limit for every run of an agent"
+        ),
+    ),
     "thaw": (Example("tidefast thaw r-5 --note 'looked at it'", "a frozen run goes on"),),
     "export": (
         Example("tidefast export r-1 --out r-1.jsonl --key anchor.key", "signed, to be shown to somebody else"),

@@ -31,13 +31,17 @@ def backup(file: Path, /, *, store: StoreName = DEFAULT_STORE, as_json: AsJson =
     What is committed afterwards is not in it. Keep the secret and the operator's key as well: they are files of their
     own. The copy can be read (audit, show) and restored, not served.
     """
+    from tidefast.stores.sqlite_blobs import copy_contents
     from tidefast.stores.sqlite_recovery import backup as copy
 
     made = copy(store_path(store), file, _progress)
+    held = copy_contents(store_path(store), file)  # after the store: it holds whatever the copy of the store names
     if as_json:
-        out.document({**made._asdict(), "path": str(made.path)})
+        out.document({**made._asdict(), "path": str(made.path), "contents_bytes": held})
     else:
         out.line(f"backup {made.path}: {made.runs:,} runs, {made.events:,} events, {made.bytes:,} bytes")
+        if held:
+            out.line(f"contents of workspaces beside it: {held:,} bytes")
         out.line(f"last commit {out.moment(made.last_commit_ms)} UTC; whole: every page was read back")
     return ExitCode.OK
 
@@ -49,9 +53,11 @@ def restore(file: Path, /, *, store: StoreName = DEFAULT_STORE, as_json: AsJson 
     tidefast recover --nothing-lost, a tool that takes no key is held before its first sending: it may have been sent
     after the backup was made.
     """
+    from tidefast.stores.sqlite_blobs import copy_contents
     from tidefast.stores.sqlite_recovery import restore as copy
 
     path = store_path(store)
+    copy_contents(file, path)  # before the store: where that stands, nothing that it names is missing
     identity = copy(file, path, wall_ms(), _progress)
     _tell(f"{path} was restored", identity, as_json)
     return ExitCode.OK

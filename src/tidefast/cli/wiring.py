@@ -33,7 +33,7 @@ from tidefast.services.workspaces import Workspaces
 from tidefast.stores.base import Store
 from tidefast.stores.blobs import BlobStore
 from tidefast.stores.memory_blobs import MemoryBlobs
-from tidefast.stores.sqlite_blobs import SqliteBlobs
+from tidefast.stores.sqlite_blobs import SqliteBlobs, contents_beside
 from tidefast.wire.workspace import verb_facts
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _workspaces(engine: Engine, store: Store, lease_ms: int) -> Workspaces:
         return (
             MemoryBlobs()
             if path is None
-            else SqliteBlobs(path.with_name(path.name + ".contents"), clock_ms=lambda: engine.clock.now().wall_ms)
+            else SqliteBlobs(contents_beside(path), clock_ms=lambda: engine.clock.now().wall_ms)
         )
 
     contents = Contents(engine, blobs)

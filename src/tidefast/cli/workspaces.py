@@ -202,12 +202,12 @@ class _File:
         from tidefast.services.replicas import Replicas
         from tidefast.services.workspace_reads import WorkspaceReads
         from tidefast.stores.sqlite import SqliteStore
-        from tidefast.stores.sqlite_blobs import SqliteBlobs
+        from tidefast.stores.sqlite_blobs import SqliteBlobs, contents_beside
 
         self._store = SqliteStore.open_read_only(path)
         clock = system_clock(self._store)
         engine = Engine(self._store, clock, inline=True)  # never started, so it can only read
-        beside = path.with_name(path.name + ".contents")
+        beside = contents_beside(path)
         self._contents = Contents(engine, lambda: SqliteBlobs(beside, clock_ms=lambda: 0, is_reader=True))
         self._reads = WorkspaceReads(engine, self._contents, Replicas(engine, self._contents))
 

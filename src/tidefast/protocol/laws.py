@@ -9,7 +9,7 @@ flight. What a log alone can't show is said at each law.
 from collections.abc import Callable, Iterator, Mapping
 
 from tidefast.protocol.events import CHAIN_START, chain
-from tidefast.protocol.ids import step_key
+from tidefast.protocol.ids import StepId, asked_by, step_key
 from tidefast.protocol.laws_of_runs import orphan, stuck, superseded_as_failed, unfenced_verb
 from tidefast.protocol.trace import (
     ACKNOWLEDGED,
@@ -225,6 +225,9 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
             yield at(trace, "unlogged_effect", moment, "it was admitted while the run was paused")
         if moment.step is None and "tool" not in moment.data:
             yield at(trace, "unlogged_effect", moment, "its first intent holds no call that could be sent again")
+        asking = asked_by(moment.event.step_id or StepId(""))
+        if moment.step is None and asking is not None and not _is_committed(trace, asking, moment):
+            yield at(trace, "unlogged_effect", moment, f"it was let out before the answer of {asking} was committed")
         due = 1 if moment.step is None else len(moment.step.attempts) + 1
         if number(moment.data, "attempt") != due:
             why = f"attempt {number(moment.data, 'attempt')} was admitted where attempt {due} was next"
@@ -243,6 +246,12 @@ def unlogged_effect(trace: Trace) -> Iterator[Violation]:
         if count and name not in known:
             why = f"the provider counts {count} for {name}, which no intent of the run names"
             yield Violation("unlogged_effect", trace.history.run_id, None, 0, why)
+
+
+def _is_committed(trace: Trace, step_id: StepId, moment: Moment) -> bool:
+    """Whether this step had been committed before a moment."""
+    before = (each.event for each in trace.moments[: moment.place])
+    return any((event.kind, event.step_id) == ("step_committed", step_id) for event in before)
 
 
 def overlap(trace: Trace) -> Iterator[Violation]:

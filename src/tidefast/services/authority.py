@@ -49,6 +49,8 @@ from tidefast.services.relay import Relay
 
 RAISABLE = frozenset(("run", "agent", "key", "tool", "day"))  # kinds of budgets; a minute raises itself
 JOURNAL_BYTES_MAX = 1_048_576
+CLAIM_BYTES = 4 * JOURNAL_BYTES_MAX  # a claim is answered with what it has once its leases hold this much
+GRANTS_AT_ONCE = 4  # in one batch of a claim
 NOTE_LENGTH_MAX = 4_096
 CLAIM_SLICE_MS = 4_000  # a waiting claim is woken if there is a run for it; it looks by itself after once or twice this
 
@@ -120,9 +122,13 @@ class Authority:
         now_ms = self.engine.clock.now().ms
         candidates = self.engine.store.claimable(agents, now_ms, max_runs * 2, prefix)
         free = [run for run in candidates if not self._is_taken(run)][:max_runs]
-        asked = (self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in free)
-        answers = await asyncio.gather(*asked)
-        return [answer for answer in answers if isinstance(answer, LeaseGrant)]
+        grants: list[LeaseGrant] = []
+        while free and sum(map(_length, grants)) < CLAIM_BYTES:
+            asked = [self.grant(run, holder, lease_ms, f"{request_id}.{run}") for run in free[:GRANTS_AT_ONCE]]
+            del free[:GRANTS_AT_ONCE]
+            answers = await asyncio.gather(*asked)
+            grants += [answer for answer in answers if isinstance(answer, LeaseGrant)]
+        return grants
 
     def _is_taken(self, run_id: RunId) -> bool:
         """Whether a candidate that the store named has been granted since, though not durably yet."""
@@ -338,6 +344,11 @@ class Authority:
     async def changed(self, run_id: str, timeout_ms: int) -> None:
         """Return when something of this run became durable, or after the time given."""
         await self.engine.wait_for_change(RunId(run_id), timeout_ms)
+
+
+def _length(grant: LeaseGrant) -> int:
+    """About how many bytes a lease takes in an answer."""
+    return len(grant.input_json) + len(grant.state_json) + sum(len(entry.data_json) for entry in grant.journal)
 
 
 def _is_of(head: RunHead, holder: str, request_id: str) -> bool:

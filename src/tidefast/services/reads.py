@@ -15,6 +15,7 @@ from tidefast.services.bodies import Bodies
 from tidefast.services.secrecy import masked
 
 LIMIT_MAX = 1_000
+PAGE = 64  # of heads at a time
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 EVENTS_AT_ONCE = 50
 ENDED = frozenset(get_args(RunEnd))
@@ -124,11 +125,11 @@ class Reads:
         return found
 
     def _heads_from(self, start: RunId | None, prefix: str) -> Iterator[RunHead]:
-        """The run named, then all those after it, in order of creation."""
+        """The run named, then those after it that have a held step, in order of creation."""
         first = None if start is None else self._engine.head(start)
         if first is not None:
             yield first
-        while heads := self._engine.store.runs(start, LIMIT_MAX, None, prefix):
+        while heads := self._engine.store.held_runs(start, PAGE, prefix):
             yield from heads
             start = heads[-1].run_id
 

@@ -142,6 +142,9 @@ class Store(WorkspaceTables, Protocol):
         Only runs whose ids begin with `prefix`.
         """
 
+    def held_runs(self, after: RunId | None, limit: int, prefix: str = "") -> Sequence[RunHead]:
+        """Like `runs`, but those with a held step, whatever their state is."""
+
     def load_budget(self, name: str) -> Budget | None: ...
 
     def budgets(self, after: str, limit: int) -> Sequence[Budget]:

@@ -194,6 +194,9 @@ class MemoryStore(MemoryWorkspaces):
             due = [notice for notice in self._notices.values() if notice.due_ms <= due_ms]
         return sorted(due, key=lambda notice: (notice.due_ms, notice.id))[:limit]
 
+    def held_runs(self, after: RunId | None, limit: int, prefix: str = "") -> Sequence[RunHead]:
+        return [head for head in self.runs(after, RUN_KEY_MAX, None, prefix) if head.held_steps][:limit]
+
     def commit(self, batch: Batch) -> None:
         """Take a batch whole. Raises `StoreCorrupt`, having taken nothing, for one that contradicts the store."""
         with self._lock:

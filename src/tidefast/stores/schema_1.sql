@@ -13,6 +13,7 @@ CREATE TABLE runs (
     agent_version TEXT    NOT NULL,
     state         TEXT    NOT NULL,
     is_busy       INTEGER NOT NULL,  -- live, or with a step in state fenced: read at each start
+    is_held       INTEGER NOT NULL,  -- has a held step, whatever its state is
     not_before_ms INTEGER NOT NULL,
     probe_ms      INTEGER NOT NULL,  -- when a provider may be asked about a doubt of it; 0: there is none to ask about
     epoch         INTEGER NOT NULL,
@@ -23,6 +24,7 @@ CREATE TABLE runs (
 -- Partial, so that a leased run's head is written without touching them more than needed.
 CREATE INDEX runs_waiting ON runs (agent, run_key) WHERE state IN ('claimable', 'failing', 'cancelling');
 CREATE INDEX runs_busy ON runs (run_key) WHERE is_busy = 1;
+CREATE INDEX runs_held ON runs (run_key) WHERE is_held = 1;
 CREATE INDEX runs_probing ON runs (probe_ms) WHERE probe_ms > 0;
 CREATE INDEX runs_state ON runs (state, run_key) WHERE state <> 'leased';
 

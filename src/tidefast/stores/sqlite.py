@@ -26,6 +26,7 @@ from tidefast.stores import sqlite_rows as rows
 from tidefast.stores.base import (
     JOURNAL_ENTRY_BYTES,
     MARK_STEP_MS,
+    RUN_KEY_MAX,
     Batch,
     Identity,
     StoreCorrupt,
@@ -261,12 +262,7 @@ class SqliteStore(SqliteWorkspaces):
         return [RunId(run_id) for (run_id,) in self._all(rows.PROBING, now_ms, limit)]
 
     def runs(self, after: RunId | None, limit: int, state: str | None, prefix: str = "") -> Sequence[RunHead]:
-        key = 0
-        if after is not None:
-            row = self._one(rows.RUN_KEY, after)
-            if row is None:
-                return []
-            key = row[0]
+        key = self._key_after(after)
         if state is None:
             found = self._all(rows.RUNS, key, prefix, prefix, limit)
         elif state == "leased":
@@ -274,6 +270,15 @@ class SqliteStore(SqliteWorkspaces):
         else:
             found = self._all(rows.RUNS_OF_STATE, state, key, prefix, prefix, limit)
         return [rows.decode_head(row[0]) for row in found]
+
+    def held_runs(self, after: RunId | None, limit: int, prefix: str = "") -> Sequence[RunHead]:
+        found = self._all(rows.RUNS_HELD, self._key_after(after), prefix, prefix, limit)
+        return [rows.decode_head(row[0]) for row in found]
+
+    def _key_after(self, after: RunId | None) -> int:
+        """The key behind which a page begins; above all keys if the run named is unknown."""
+        row = None if after is None else self._one(rows.RUN_KEY, after)
+        return 0 if after is None else RUN_KEY_MAX if row is None else int(row[0])
 
     # --- the one door that writes -----------------------------------------------------------------------------------
 

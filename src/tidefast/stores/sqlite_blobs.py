@@ -6,6 +6,7 @@ its digest is flushed and with it all pieces before it. What a crash left half u
 """
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ import msgspec
 from tidefast.stores.base import StoreCorrupt, StoreError, StoreRefused, StoreUnavailable
 from tidefast.stores.blobs import PIECE_BYTES, BlobRefused
 from tidefast.stores.sqlite_errors import explain
+from tidefast.stores.sqlite_file import flush_directory
 
 BLOB_BYTES_MAX = 2**30
 APPLICATION_ID = 0x54696442  # "TidB"
 PAGE_BYTES = 16_384
+PAGES_AT_ONCE = 1_000
 PIECE_BITS = 13  # pieces of one blob: 2**13 * 256 KiB is above the largest
 BUSY_TIMEOUT_MS = 5_000
 TOUCH_STEP_MS = 60_000  # a blob that was touched less than this ago isn't touched again
@@ -241,3 +244,43 @@ class SqliteUpload:
 def _drop(writer: apsw.Connection, key: int) -> None:
     writer.execute(DROP_PIECES, (key << PIECE_BITS, (key + 1) << PIECE_BITS))
     writer.execute(DROP, (key,))
+
+
+def contents_beside(store: Path) -> Path:
+    """The file that holds the contents of a store's workspaces."""
+    return store.with_name(store.name + ".contents")
+
+
+def copy_contents(source: Path, target: Path) -> int:
+    """Copy the contents beside one store to those beside another, served or not; 0 bytes if there are none.
+
+    Durable on return. What is there is never overwritten. Taken after the store, a copy holds all that the store names.
+    """
+    old, new = contents_beside(source), contents_beside(target)
+    if not old.is_file():
+        return 0
+    if new.exists():
+        raise StoreRefused(f"{new} is there already; nothing was changed. Put it away, or name another file.")
+    draft = new.with_name(new.name + ".new")
+    draft.unlink(missing_ok=True)
+    try:
+        reader, writer = apsw.Connection(str(old), flags=apsw.SQLITE_OPEN_READONLY), apsw.Connection(str(draft))
+        try:
+            reader.set_busy_timeout(BUSY_TIMEOUT_MS)
+            with writer.backup("main", reader, "main") as copying:
+                while not copying.done:
+                    copying.step(PAGES_AT_ONCE)
+        finally:
+            writer.close()
+            reader.close()
+        flush(draft)
+        draft.rename(new)
+        flush_directory(new.parent)
+    except (OSError, apsw.Error) as error:
+        raise StoreUnavailable(f"{old} could not be copied to {new}: {error}. Mend that and try again.") from error
+    return new.stat().st_size
+
+
+def flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

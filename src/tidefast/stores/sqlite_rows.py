@@ -72,11 +72,12 @@ class Write:
 WRITE_EVENTS = Write("INSERT INTO events (event_key, at_ms, kind, epoch, step_id, data, digest) VALUES", 7)
 WRITE_RUNS = Write(
     "INSERT INTO runs"
-    " (run_key, run_id, agent, agent_version, state, is_busy, not_before_ms, probe_ms, epoch, version, record) VALUES",
-    11,
+    " (run_key, run_id, agent, agent_version, state, is_busy, is_held, not_before_ms, probe_ms, epoch, version, record)"
+    " VALUES",
+    12,
     "ON CONFLICT (run_key) DO UPDATE SET state = excluded.state, is_busy = excluded.is_busy,"
-    " not_before_ms = excluded.not_before_ms, probe_ms = excluded.probe_ms, epoch = excluded.epoch,"
-    " version = excluded.version, record = excluded.record",
+    " is_held = excluded.is_held, not_before_ms = excluded.not_before_ms, probe_ms = excluded.probe_ms,"
+    " epoch = excluded.epoch, version = excluded.version, record = excluded.record",
 )
 WRITE_STEPS = Write(
     "INSERT INTO steps (run_key, step_id, kind, state, tool, effect, call_digest, key, contract, scope, dedups,"
@@ -153,6 +154,10 @@ CLAIMABLE = (
 PROBING = "SELECT run_id FROM runs WHERE probe_ms > 0 AND probe_ms <= ? ORDER BY probe_ms LIMIT ?"
 RUN_KEY = "SELECT run_key FROM runs WHERE run_id = ?"
 RUNS = "SELECT record FROM runs WHERE run_key > ? AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
+RUNS_HELD = (
+    "SELECT record FROM runs WHERE is_held = 1 AND run_key > ? AND substr(run_id, 1, length(?)) = ?"
+    " ORDER BY run_key LIMIT ?"
+)
 RUNS_LEASED = (
     "SELECT record FROM runs WHERE is_busy = 1 AND state = 'leased' AND run_key > ?"
     " AND substr(run_id, 1, length(?)) = ? ORDER BY run_key LIMIT ?"
@@ -172,6 +177,7 @@ def head_row(key: int, head: RunHead) -> Row:
         head.agent_version,
         head.state,
         is_busy,
+        bool(head.held_steps),
         head.not_before_ms,
         head.probe_ms,
         head.epoch,

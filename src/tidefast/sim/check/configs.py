@@ -27,6 +27,7 @@ KEYED = Contract(
 KEYLESS = KEYED._replace(tool="send", url="http://provider/mails", key="none", key_ttl_ms=0)
 REFUND = KEYED._replace(tool="refund", url="http://provider/refunds")
 READ = KEYLESS._replace(tool="look", url="http://provider/balance", effect="none")
+MODEL = READ._replace(tool="think", url="http://provider/answers", effect="model", retries=1)
 UNDOABLE = Undo("refund", {"charge": "{receipt.body.id}"})
 
 
@@ -92,6 +93,7 @@ QUICK: tuple[Config, ...] = (
     Config("quick: restores", (keyless("mail"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: restores, keyed", (keyed("pay"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: cancel, pause", (undoable("pay"),), 0, declines=False, cancels=True, pauses=True, **LEAN),
+    Config("quick: a model", (Tool("plan", MODEL),), 1, **LEAN),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
 )
 GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have work to the end

@@ -62,8 +62,12 @@ def contracts() -> dict[str, Contract]:
         post("refund", **keyed),
         post("mail"),
         post("lookup", effect="none"),
+        post("think", effect="model", retries=1),
     )
     return {contract.tool: contract for contract in tools}
+
+
+HARMLESS = ("lookup", "think")  # a reading, and an answer that costs money: nothing is done in the world
 
 
 class Fate(NamedTuple):
@@ -179,7 +183,7 @@ class Provider:
             self._tell(f"{name}: {tool} arrives and is not done", f"{tool}: NOT done", False)
             return fate.status, ""
         self._effects[receipt := f"{tool}_{len(self._effects) + 1}"] = step
-        if tool != "lookup":
+        if tool not in HARMLESS:
             self.net[step] += 1
         if tool == "refund":
             self.net[self._effects[json.loads(body)["charge"]]] -= 1
@@ -188,8 +192,8 @@ class Provider:
             self.net[target] = max(self.net[target] - 1, 0)
         if knows:
             self._memory[key] = (200, receipt)
-        done = f"arrives and is done ({self.net[step]})" if tool != "lookup" else "is answered"
-        self._tell(f"{name}: {tool} {done}", f"{tool}: {'DONE' if tool != 'lookup' else 'read'}", False)
+        done = f"arrives and is done ({self.net[step]})" if tool not in HARMLESS else "is answered"
+        self._tell(f"{name}: {tool} {done}", f"{tool}: {'DONE' if tool not in HARMLESS else 'read'}", False)
         return fate.status, receipt
 
 

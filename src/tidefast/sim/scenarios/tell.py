@@ -64,7 +64,8 @@ becomes of a call is said with it: `withhold=request` or `answer` (then `land ST
 STEP`), `lose=connection`, `request` or `answer`, `answer=402`, `commit=500` (done, then answered 500). Tools:
 `charge` and `refund` know a key again for a day, `mail` knows nothing, `lookup` only reads; `wire` knows no keys and
 can be asked, `card` both; `account` knows a key once its call has ended; `news` is independent; `seat` may be undone
-in doubt; `gift` is allowed one time a run. `W` carries its newest lease; `w1@2` presents epoch 2 under w1's name.
+in doubt; `gift` is allowed one time a run; `think` asks a model, twice at most.
+`W` carries its newest lease; `w1@2` presents epoch 2 under w1's name.
 """.replace("stale_worker", "zombie_before_call")
 
 
