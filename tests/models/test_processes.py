@@ -81,7 +81,7 @@ def state(home: Path, url: str) -> dict[str, Any]:
 def test_a_worker_lost_in_mid_stream_leaves_its_answer_to_its_successor(tmp_path: Path, number: int) -> None:
     home = tmp_path
     (home / "agents.py").write_text(APP)
-    with scripted("150ms") as port:
+    with scripted("500ms") as port:  # the answer takes longer than a lease
         (home / "models.toml").write_text(MODELS.replace("PORT", str(port)))
         serve = ("serve", "--store", "x.db", "--port", "0", "--models", "models.toml")
         with running(*serve, cwd=home) as server:

@@ -34,6 +34,7 @@ from tidefast.stores.sqlite import SqliteStore
 SOON = Backoff(0.002, 0.05)
 WORKERS = 3
 SHARE = 0.6  # of the calls that are broken
+UNDONE = ("7", "9")  # by the agent itself; by the run that fails
 LOST = ("answer cut in its body",)  # what was asked is done, and the caller doesn't hear so
 FAULTED_LEAST = 5_000  # RELIABILITY's gate for faulted calls
 KINDS = (
@@ -163,7 +164,7 @@ def problems(world: World, directory: Path, results: dict[str, Any], wanted: int
     """What is doubled, lost or wrong, by the tools' own count, by the results and by the auditor."""
     for what, counts in (("charge", world.charges), ("mail", world.mails), ("refund", world.undone)):
         yield from (f"{what} {key}: applied {count} times" for key, count in counts.items() if count > 1)
-        expected = wanted if what != "refund" else sum(order.endswith("7") for order in world.mails)
+        expected = wanted if what != "refund" else sum(order.endswith(UNDONE) for order in world.mails)
         if len(counts) != expected:
             yield f"{what}: {len(counts)} of {expected} were applied"
     store = SqliteStore.open_read_only(directory / "store.db")

@@ -18,6 +18,7 @@ class History:
         subprocess.run(["git", "clone", "-q", "--bare", str(BUNDLE), str(self._repo)], check=True)
         named = self._git("rev-list", "--no-merges", "--topo-order", "--reverse", "--all").split()
         self.trees = [EMPTY_TREE, *named[:COUNT]]
+        assert len(self.trees) == COUNT + 1, "the bundle holds fewer commits than are replayed"
 
     def patches(self, old: int, new: int) -> list[str]:
         """What makes commit `new` out of commit `old`, in patches of a bounded size."""
