@@ -8,7 +8,7 @@ from tests.protocol.driver import HERE, KEYED, KEYLESS, PAY, REFUND, RUN, TIMEOU
 
 from tidefast.protocol.commands import AnswerProbe
 from tidefast.protocol.contracts import Contract, Probe
-from tidefast.protocol.doubt import PROBE_PAUSE_FIRST_MS, PROBE_PAUSE_MAX_MS, clear_ms, probe_due_ms
+from tidefast.protocol.doubt import PROBE_PAUSE_FIRST_MS, PROBE_PAUSE_MAX_MS, clear_ms, next_move, probe_due_ms
 from tidefast.protocol.laws import History, judge
 from tidefast.protocol.patterns import Pattern
 from tidefast.protocol.probing import read_answer
@@ -192,6 +192,8 @@ def test_without_a_key_absent_counts_only_once_the_owner_of_a_lost_attempt_has_e
     assert isinstance(verdict, Refused) and verdict.reason == "owner_silent"
     assert HERE in book.view.instances and answered(book, "unclear").events, "what is no absence is taken"
     book.settle("doubted")
+    assert code(answered(book, "absent")) == "moved", "no newer than the answer before"
+    book.ms += 1
     assert answered(book, "absent").verdict == Settled("pending", joined=False)
 
 
@@ -262,6 +264,29 @@ def test_a_run_given_back_as_held_without_a_held_step_can_be_claimed() -> None:
     book.granted()
     book.release(reason="held")
     assert book.head.state == "claimable"
+
+
+def test_each_doubt_has_a_next_move_and_a_time() -> None:
+    def move(book: Book, contract: Contract) -> tuple[str, int]:
+        return next_move(book.step(), contract, book.now)
+
+    book = doubtful()
+    clear = clear_ms(book.step())
+    assert move(book, ASKABLE) == ("probe", clear + 1)
+    assert move(after_lag(doubtful(ASKABLE_KEYED)), ASKABLE_KEYED) == ("replay", 0)
+    late = doubtful(KEYED._replace(ttl_from="completed"))
+    until = late.step().attempts[0].deadline_ms
+    assert move(late, KEYED._replace(ttl_from="completed")) == ("replay", until)
+    held = doubtful(KEYLESS)
+    assert move(held, KEYLESS) == ("person", clear_ms(held.step()) + 1)
+    after_lag(book)
+    for _ in range(3):
+        book.ms = max(book.ms, book.head.probe_ms)
+        answered(book, "unclear")
+    assert book.step().state == "held" and move(book, ASKABLE) == ("probe", book.head.probe_ms)
+    assert next_move(book.step()._replace(closed_by=UNDO), ASKABLE, book.now) == ("undo", 0)
+    book.resolve("applied")
+    assert move(book, ASKABLE) == ("", 0)
 
 
 SOURCES = {"key": "k1", "args": {"cents": 5}}

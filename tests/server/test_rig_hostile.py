@@ -146,7 +146,10 @@ def measure(folder: Path, mutant: str) -> tuple[float, float, int]:
 @pytest.mark.rig
 def test_honest_calls_take_at_most_twice_as_long_under_siege(tmp_path: Path) -> None:
     slower, _, waiting = measure(tmp_path, "none")
-    assert slower <= 2 and waiting == POLLS
+    assert waiting == POLLS
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        pytest.skip("the machine is busy with other things: how long calls take says nothing of the server")
+    assert slower <= 2
 
 
 @pytest.mark.rig

@@ -93,6 +93,8 @@ def contract_of(tool: str, table: dict[str, Any]) -> Contract:
 async def shop(charges: list[dict[str, Any]], seen: list[web.Request]) -> AsyncIterator[str]:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         seen.append(cast(web.Request, request))
+        if request.method == "POST" and "404" in await request.text():
+            return web.json_response({"error": "no such"}, status=404)
         if request.method == "POST":
             return web.json_response({"error": "bad gateway"}, status=502)
         wanted = request.query.get("order")
@@ -161,6 +163,20 @@ def test_what_is_absent_is_sent_again_and_only_then() -> None:
         assert house.state() == "pending"
         await house.authority.apply(right, PAY, "charge", ARGS, 0)
         assert [request.method for request in seen] == ["POST", "GET", "POST"]
+
+    in_house([], test)
+
+
+def test_a_held_step_tells_how_long_what_comes_next_and_which_line_would_list_the_answer() -> None:
+    async def test(house: House, seen: list[web.Request]) -> None:
+        await house.authority.create_run(RUN, "agent", "1", "{}")
+        right = await house.take()
+        told = await house.authority.apply(right, PAY, "charge", '{"order":"o 404"}', 0)
+        assert isinstance(told, Refused) and told.facts["refusals_line"] == '{ status = 404, "error" = "no such" }'
+        house.clock.advance(5_000)
+        held = (await house.authority.held())[0]
+        assert held.refusals_line == told.facts["refusals_line"] and held.next_move == "probe"
+        assert held.now_ms - held.doubt_since_ms == 5_000 and held.next_at_ms == held.doubt_since_ms + 40_001
 
     in_house([], test)
 

@@ -132,13 +132,16 @@ class Box:
             self.disk = disk
 
     async def lapsed(self) -> None:
-        """Return once the workspace's lease has run out, or somebody else holds it."""
+        """Return once the workspace's lease has run out, or after twice its time: then it was never this box's."""
         name, engine = WorkspaceId(self.workspace), self.at.parts.engine
+        until = asyncio.get_running_loop().time() + 2 * LEASE_MS / 1_000
         place = engine.places.find(name)
         epoch = 0 if place is None or place.head is None else place.head.epoch
         while place is not None and place.head is not None and place.head.is_live and place.head.epoch == epoch:
             await engine.wait_for_change(name, 1_000)
             place = engine.places.find(name)
+            if asyncio.get_running_loop().time() > until:
+                return
 
     async def keep_copy(self) -> None:
         """A snapshot for later, as the platform takes it: while everything runs."""

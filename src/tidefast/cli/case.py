@@ -51,6 +51,12 @@ def tell_held(step: StepInfo, events: Sequence[EventInfo], url: str | None, stor
     until_ms = wire_until_ms(step)
     if until_ms >= step.now_ms:
         out.line(f"  until     {out.moment(until_ms)} UTC its request may still land; only then look for the last time")
+    if step.doubt_since_ms:
+        out.line(f"  in doubt  since {out.moment(step.doubt_since_ms)} UTC")
+    if step.next_move == "probe":
+        out.line(f"  next      its provider is asked by itself, not before {out.moment(step.next_at_ms)} UTC")
+    if step.refusals_line:
+        out.line(f"  refusals  if that answer is always a definite no, add {step.refusals_line} to the tool's refusals")
     out.line("  look at the provider, then say what is so:")
     for verdict, meaning in verdicts(step):
         looked = [] if verdict == "applied" else ["--looked", "0s"]

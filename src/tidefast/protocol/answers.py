@@ -138,6 +138,10 @@ class StepInfo:
     receipt_json: str  # the event that holds the receipt
     settled_seq: int
     now_ms: int  # the authority's clock when this was read: what a verdict's `looked_at_ms` is counted on
+    doubt_since_ms: int = 0  # of a step in doubt or held: when its oldest open attempt was admitted
+    next_move: str = ""  # replay, probe, undo or person
+    next_at_ms: int = 0  # when at the earliest; 0: as soon as a holder asks
+    refusals_line: str = ""  # of an unlisted answer: the entry of `refusals` that would list it
 
 
 @dataclass(frozen=True, slots=True)

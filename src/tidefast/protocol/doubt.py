@@ -95,6 +95,19 @@ def window_open(step: Step, contract: Contract, now: Now) -> bool:
     return max(now.ms - first.admitted_ms, now.wall_ms - first.admitted_wall_ms) < contract.window_ms
 
 
+def next_move(step: Step, contract: Contract, now: Now) -> tuple[str, int]:
+    """(what comes next for a step in doubt or held, when at the earliest; 0: as soon as a holder asks)."""
+    if step.state not in ("in_doubt", "held"):
+        return "", 0
+    if step.closed_by is not None:
+        return "undo", 0
+    verb = "hold" if step.state == "held" else judge(step, contract, contract, now)[0]
+    due_ms = probe_due_ms(step, window_is_over=verb == "probe")
+    if verb == "probe" or (verb == "hold" and due_ms):
+        return "probe", due_ms
+    return ("person", clear_ms(step) + 1) if verb == "hold" else ("replay", clear_ms(step) if verb == "wait" else 0)
+
+
 def other_doubt(step: Step, attempt: Attempt) -> tuple[Attempt, ...]:
     """The other attempts of the step that may still have had an effect."""
     return tuple(other for other in step.doubts if other.number != attempt.number)

@@ -1,10 +1,11 @@
 """Asking the provider whether it happened: how an answer is read, and what follows from it.
 
 Laws. An answer is dated by when it was asked for: it counts only if the question was sent after deadline and lag of
-every attempt that it is to clear, and is dropped if the step has had another attempt, another state or the beginning of
-an undo since (14). For a tool without a key *absent* counts only once the instance that owned a lost attempt has ended
-or spoken. *Found* is a receipt; *absent* sends the step again under a live epoch; *many* contradicts the books and
-freezes the run; all else is unclear, and after `probe_tries` unclear answers a person is asked, while questions go on.
+every attempt that it is to clear, and after the newest answer's; it is dropped if the step has had another attempt,
+another state or the beginning of an undo since (14). For a tool without a key *absent* counts only once the instance
+that owned a lost attempt has ended or spoken. *Found* is a receipt; *absent* sends the step again under a live epoch;
+*many* contradicts the books and freezes the run; all else is unclear, and after `probe_tries` unclear answers a
+person is asked, while questions go on.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ def answer_probe(view: View, command: AnswerProbe, now: Now) -> Decision:
     if view.recovery is not None and may_be_lost(step, view.incarnation):  # the answer must be about that sending too
         step, presuming = presume(view, head, step, view.recovery, now)
         before = (presuming,)
-    if not clear_ms(step) < command.asked_ms <= now.ms:
+    if not max(clear_ms(step), step.probed_ms) < command.asked_ms <= now.ms:
         return refuse(head, "moved", "looked_too_early", step=step.step_id, look_after_ms=clear_ms(step))
     if command.answer == "absent" and is_owner_silent(view, step):
         return refuse(head, "step_in_flight", "owner_silent", step=step.step_id)

@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from tidefast.engine.engine import Engine
 from tidefast.protocol.answers import BudgetInfo, EventInfo, RunInfo, StepInfo
 from tidefast.protocol.budget import Amount, Budget, Limit, returned
+from tidefast.protocol.doubt import line_to_add, next_move
 from tidefast.protocol.ids import RunId, StepId
 from tidefast.protocol.records import RunEnd, RunHead, RunState, Step
 from tidefast.protocol.verdicts import Refused
@@ -160,6 +161,8 @@ class Reads:
         )
 
     def _step_info(self, run_id: RunId, step: Step, *, with_bodies: bool) -> StepInfo:
+        now = self._engine.clock.now()
+        move, at_ms = next_move(step, self._engine.contract(step.contract), now) if step.contract else ("", 0)
         return StepInfo(
             run_id=run_id,
             step_id=step.step_id,
@@ -176,8 +179,26 @@ class Reads:
             intent_json=self._body(run_id, step, step.intent_seq) if with_bodies else "null",
             receipt_json=self._body(run_id, step, step.receipt_seq) if with_bodies else "null",
             settled_seq=step.settled_seq,
-            now_ms=self._engine.clock.now().ms,
+            now_ms=now.ms,
+            doubt_since_ms=min((a.admitted_ms for a in step.doubts), default=0) if move else 0,
+            next_move=move,
+            next_at_ms=at_ms,
+            refusals_line=self._line_to_add(run_id, step) if with_bodies else "",
         )
+
+    def _line_to_add(self, run_id: RunId, step: Step) -> str:
+        """The entry of `refusals` that the answer of a held step asks for."""
+        key = self._engine.run_key(run_id)
+        if step.state != "held" or step.reason != "unlisted_answer" or key is None:
+            return ""
+        line, after = "", step.intent_seq
+        while page := self._engine.store.load_events(key, after, EVENTS_AT_ONCE):
+            for event in (stored.event for stored in page if stored.event.step_id == step.step_id):
+                receipt = event.data.get("receipt") if event.kind == "step_doubted" else None
+                if isinstance(receipt, dict) and isinstance(receipt.get("status"), int) and receipt["status"] >= 300:
+                    line = line_to_add(receipt["status"], None if receipt.get("encoding") else receipt.get("body"))
+            after = page[-1].event.seq
+        return line
 
     def _body(self, run_id: RunId, step: Step, seq: int) -> str:
         return self._shown(run_id, step.step_id, self._bodies.data(run_id, seq)) if seq else "null"

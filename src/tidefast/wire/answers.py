@@ -151,6 +151,10 @@ class _StepInfo(Struct):
     receipt: Raw
     settled_seq: int
     now_ms: int
+    doubt_since_ms: int = 0
+    next_move: str = ""
+    next_at_ms: int = 0
+    refusals_line: str = ""
 
 
 class _BudgetInfo(Struct):

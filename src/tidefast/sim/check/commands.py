@@ -9,6 +9,7 @@ from tidefast.protocol.canonical import call_digest, canonical
 from tidefast.protocol.commands import (
     RUN_VERBS,
     Admit,
+    AnswerProbe,
     Command,
     Compensate,
     Complete,
@@ -156,6 +157,10 @@ class Commands:
                 looked = LOOKED if when == "late" else TOO_EARLY
                 name = self.shape.names[place]
                 return Resolve(RUN, name, verdict, "operator", "", "null", looked, attempts)  # type: ignore[arg-type]
+            case ("probe", int(place), str(word), str(when), int(attempts)):
+                asked = LOOKED if when == "late" else TOO_EARLY
+                receipt = RECEIPT if word == "found" else "null"
+                return AnswerProbe(RUN, self.shape.names[place], word, asked, attempts, receipt)  # type: ignore[arg-type]
             case (str(verb), int(epoch), int(holder), *rest):
                 return self._worker(verb, Right(RUN, Epoch(epoch), f"w{holder}"), rest)
             case _:

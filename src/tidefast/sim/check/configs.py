@@ -7,7 +7,7 @@ cut off by a limit and every state without a way forward is a real one.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tidefast.protocol.contracts import Contract, Undo
+from tidefast.protocol.contracts import Contract, Probe, Undo
 from tidefast.protocol.patterns import Pattern
 
 TIMEOUT_MS = 30_000
@@ -27,6 +27,9 @@ KEYED = Contract(
 KEYLESS = KEYED._replace(tool="send", url="http://provider/mails", key="none", key_ttl_ms=0)
 REFUND = KEYED._replace(tool="refund", url="http://provider/refunds")
 READ = KEYLESS._replace(tool="look", url="http://provider/balance", effect="none")
+PROBE = Probe(  # its answers are given in a word; the patterns are tested elsewhere
+    found=Pattern(0, (("n", 1),)), absent=Pattern(0, (("n", 0),)), url="http://provider/asked"
+)
 MODEL = READ._replace(tool="think", url="http://provider/answers", effect="model", retries=1)
 UNDOABLE = Undo("refund", {"charge": "{receipt.body.id}"})
 
@@ -74,6 +77,10 @@ def keyless(name: str, **other: Any) -> Tool:
     return Tool(name, KEYLESS._replace(**other))
 
 
+def askable(name: str, contract: Contract = KEYLESS) -> Tool:
+    return Tool(name, contract._replace(probe=PROBE, probe_tries=2))
+
+
 def undoable(name: str, contract: Contract = KEYED, undo: Contract = REFUND) -> Tool:
     return Tool(name, contract._replace(undo=UNDOABLE), undo)
 
@@ -92,6 +99,7 @@ QUICK: tuple[Config, ...] = (
     Config("quick: restarts", (keyed("pay", retries=1),), 1, restarts=True, slow_looks=False, fails=False),
     Config("quick: restores", (keyless("mail"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
     Config("quick: restores, keyed", (keyed("pay"),), 1, restores=True, early_backup=True, declines=False, **LEAN),
+    Config("quick: keyless, asked", (askable("mail"),), 1, exiles=False, fails=False),
     Config("quick: cancel, pause", (undoable("pay"),), 0, declines=False, cancels=True, pauses=True, **LEAN),
     Config("quick: a model", (Tool("plan", MODEL),), 1, **LEAN),
     Config("quick: grants", (keyed("pay"),), 0, counts_grants=True, **LEAN),
@@ -118,11 +126,12 @@ GATE: tuple[Config, ...] = (  # the long ones first, so that both cores have wor
     ),
     Config("keyed + undo, 1 fault", (undoable("pay"),), 1, days=True),
     Config("two undos in order", (undoable("a"), undoable("b")), 0, **ENDS),
-    Config("keyed + undo, cancelled, paused, 1 fault", (undoable("pay"),), 1, cancels=True, pauses=True, **LEAN),
     Config("keyed, checkpoints, a local step, 1 fault", (keyed("pay"),), 1, checkpoints=2, local=True, **LEAN),
     Config("keyless, 3 workers, 3 faults", (keyless("mail"),), 3, workers=3, unlisted=True, by_hand=True),
     Config("keyed, a restore", (keyed("pay"),), 1, restores=True, declines=False, **LEAN),
     Config("keyless, a restore", (keyless("mail"),), 1, restores=True, **LEAN),
+    Config("keyless, asked, 3 faults", (askable("mail"),), 3, unlisted=True),
+    Config("keyed, asked when its time is over, 1 fault", (askable("pay", KEYED),), 1, days=True),
     Config("a reading, 1 fault", (Tool("look", READ),), 1),
     Config("keyed, grants counted, 1 fault", (keyed("pay"),), 1, counts_grants=True, **LEAN),
 )

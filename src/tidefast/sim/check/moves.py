@@ -35,7 +35,6 @@ from tidefast.sim.check.world import (
     ALIVE,
     ANSWERS,
     CLOSED,
-    FADING,
     FRESH,
     LANDED,
     LANDING,
@@ -56,6 +55,11 @@ from tidefast.sim.check.world import (
     Shape,
     Truth,
     Truths,
+    faded,
+    landed,
+    moved,
+    unheard,
+    with_truth,
 )
 
 State = int  # books, truth and faults left, each by its number: at most 64 bits, and never two states on one
@@ -458,6 +462,7 @@ class Moves:
                     truths, place, truth._replace(by_hand=truth.by_hand + (verdict == "compensated" and net))
                 )
                 yield Move(key), outcome.book, after, outcome.seen
+        yield from self._probe_moves(book, truths, place, "late" if has_passed else "early", net, len(step.attempts))
         if not self.config.slow_looks:
             return
         look = Look(net, len(step.attempts), has_passed and self.books[book].window != LANDING)
@@ -465,6 +470,18 @@ class Moves:
             yield Move(("look", place)), book, with_truth(truths, place, truth._replace(look=look)), ()
         if truth.look is not None:
             yield from self._speaks(book, truths, place, truth.look)
+
+    def _probe_moves(
+        self, book: int, truths: Truths, place: int, when: str, net: int, attempts: int
+    ) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
+        """A provider that can be asked says the truth of the moment when it was asked, or nothing clear."""
+        if self.shape.tools[place].contract.probe is None:
+            return
+        for word in ("found" if net else "absent", "unclear"):
+            key: Key = ("probe", place, word, when, attempts)
+            outcome = self.outcome(book, key)
+            if outcome.book != book:
+                yield Move(key), outcome.book, truths, (*outcome.seen, f"probe_{word}")
 
     def _speaks(
         self, book: int, truths: Truths, place: int, look: Look
@@ -476,6 +493,10 @@ class Moves:
             after = with_truth(truths, place, truths[place]._replace(look=None))
             seen = (*outcome.seen, "spoke_late") if outcome.book != book else ("spoke_too_late",)
             yield Move(("speak", *key[1:])), outcome.book, after, seen
+        when = "late" if look.is_late_enough else "early"
+        for move, heard, _, seen in self._probe_moves(book, truths, place, when, look.net, look.attempts):
+            after = with_truth(truths, place, truths[place]._replace(look=None))
+            yield Move(("heard", *move.key[1:])), heard, after, (*seen, "probe_heard_late")
 
     def _window_moves(self, book_id: int, truths: Truths) -> Iterator[tuple[Move, int, Truths, tuple[str, ...]]]:
         """A backup is made; lost requests land, until they can no more; an operator who knows closes the window."""
@@ -536,45 +557,6 @@ class Moves:
             later = self._quiet(world.a_day_later(book)).book
             if not waiting and later != book_id:
                 yield Move(("a day",), 1), later, tuple(faded(truth) for truth in truths), ("day_passed",)
-
-
-# --- changes of the truth
-
-
-def with_truth(truths: Truths, place: int, truth: Truth) -> Truths:
-    return (*truths[:place], truth, *truths[place + 1 :])
-
-
-def moved(truths: Truths, place: int, number: int, where: str) -> Truths:
-    """The truth with one request somewhere else."""
-    return _with_request(truths, place, number, Request(where, truths[place].requests[number - 1].had_effect))
-
-
-def _with_request(truths: Truths, place: int, number: int, request: Request) -> Truths:
-    truth = truths[place]
-    requests = (*truth.requests[: number - 1], request, *truth.requests[number:])
-    changed = Truth(truth.applied, truth.by_hand, truth.memory, truth.look, requests)
-    return (*truths[:place], changed, *truths[place + 1 :])
-
-
-def landed(truths: Truths, place: int, number: int, where: str, applies: bool) -> Truths:
-    truth = truths[place]
-    request = truth.requests[number - 1]
-    truths = _with_request(truths, place, number, Request(where, request.had_effect or applies))
-    if not applies:
-        return truths
-    truth = truths[place]
-    return with_truth(truths, place, truth._replace(applied=truth.applied + 1, memory=FRESH))
-
-
-def unheard(truth: Truth) -> Truth:
-    """The truth when whoever listened is dead: what was not sent never will be, answers reach nobody."""
-    where = {WIRE: UNHEARD, UNHEARD: UNHEARD}
-    return truth._replace(requests=tuple(r._replace(place=where.get(r.place, NOWHERE)) for r in truth.requests))
-
-
-def faded(truth: Truth) -> Truth:
-    return truth._replace(memory=FADING if truth.memory == FRESH else truth.memory)
 
 
 def _at_death(truths: Truths) -> tuple[str, ...]:

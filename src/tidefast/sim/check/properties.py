@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tidefast.protocol import laws
 from tidefast.protocol.commands import (
     Admit,
+    AnswerProbe,
     Command,
     Compensate,
     Complete,
@@ -45,7 +46,8 @@ from tidefast.sim.check.world import (
     Truths,
 )
 
-OF_OPERATORS = (Lapse, MarkLost, OperatorVerb, Resolve)  # judged at commit: no token, so no promise to answer alike
+# Judged at commit: no token, so no promise to answer alike.
+OF_OPERATORS = (AnswerProbe, Lapse, MarkLost, OperatorVerb, Resolve)
 AFTER_THE_TIME = frozenset(("stale_epoch", "run_ended", "lease_lapsed"))
 # Which laws an event of a kind can break; the others have nothing to say of it.
 EVERY = ("unfenced_verb", "forged_right", "time_allowed", "lost_fact", "unlogged_effect")

@@ -18,6 +18,7 @@ WANTED = (
     *("deduped", "doubled_request", "declined", "error_after_commit", "lost_request", "unsent"),
     *("landed_unheard", "deadline_in_flight", "gave_up", "spoke_late", "spoke_too_late", "day_passed"),
     *("restored", "restored_over_a_lost_effect", "lost_landed", "held_lost_commits", "lost_sending_replayed"),
+    *("probe_found", "probe_absent", "probe_unclear", "probe_heard_late", "held_probe_unclear"),
     *("run_paused", "run_resumed", "run_cancelling", "run_cancelled", "to_undo"),
     *("no_progress", "strange_answer", "not_asked", "drift", "owner_silent", "retried"),
 )

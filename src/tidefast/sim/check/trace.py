@@ -58,15 +58,16 @@ def _make(moves: Moves, state: State, key: Key) -> tuple[State, str]:
 def _answer(moves: Moves, state: State, key: Key) -> str:
     if key[0] not in VERBS:
         return ""
-    outcome = moves.outcome(moves.parts(state)[0], ("resolve", *key[1:]) if key[0] == "speak" else key)
+    outcome = moves.outcome(moves.parts(state)[0], (SAID_LATE.get(str(key[0]), key[0]), *key[1:]))
     wrote = f"; written: {', '.join(outcome.wrote)}" if outcome.wrote else "; nothing is written"
     return f" -> {outcome.answer}{wrote}"
 
 
+SAID_LATE = {"speak": "resolve", "heard": "probe"}  # what is said of an earlier look or question
 VERBS = frozenset(
     (
         *("apply", "compensate", "renew", "release", "complete", "fail", "checkpoint", "result", "grant", "lapse"),
-        *("preempt", "thaw", "mark lost", "settle", "resolve", "speak"),
+        *("preempt", "thaw", "mark lost", "settle", "resolve", "speak", "probe", "heard"),
     )
 )
 TOLD: Mapping[str, str] = {
@@ -77,6 +78,8 @@ TOLD: Mapping[str, str] = {
     "mark lost": "the sweep gives up the newest attempt of {step}",
     "settle": "the gateway settles attempt {2} of {step} as {3}",
     "resolve": "an operator who looked ({3}) resolves {step} as {2}",
+    "probe": "the provider, asked about {step} ({3}), says {2}",
+    "heard": "a provider's answer about {step} ({3}) is heard late: {2}",
     "speak": "an operator who looked a while ago ({3}) resolves {step} as {2}",
     "look": "an operator looks at the provider for {step}",
     "apply": "worker w{2} with epoch {1} asks for {step}{variant}",

@@ -216,6 +216,8 @@ def _normal_step(step: Step, head: RunHead, epochs: dict[int, Epoch]) -> Step:
         receipt_seq=RECEIPT if step.receipt_seq else 0,
         epoch=epochs[step.epoch],
         reason="",
+        probes=step.probes if step.state == "in_doubt" else 0,
+        probed_ms=0,
         settled_seq=0 if not step.settled_seq else (SINCE if since else BEFORE),
     )
 
@@ -276,9 +278,10 @@ def _normal_open(
 ) -> Iterable[OpenStep]:
     for entry in sorted(head.open, key=lambda entry: shape.place[entry.step_id]):
         if entry.wire_until_ms > NOW:
-            yield entry._replace(wire_epoch=epochs.get(entry.wire_epoch, Epoch(1)), wire_until_ms=AHEAD)
+            epoch = epochs.get(entry.wire_epoch, Epoch(1))
+            yield entry._replace(wire_epoch=epoch, wire_until_ms=AHEAD, probe_ms=0)
         elif entry.is_unsettled:
-            yield entry._replace(wire_epoch=Epoch(0), wire_until_ms=0)
+            yield entry._replace(wire_epoch=Epoch(0), wire_until_ms=0, probe_ms=0)
 
 
 def passed(book: Book, place: int, number: int) -> Book:
@@ -421,3 +424,42 @@ def shortened(step: Step, truth: Truth, retries: int) -> tuple[Step, Truth]:
         step._replace(attempts=attempts),
         truth._replace(look=look, requests=tuple(request for _, request in kept)),
     )
+
+
+# --- changes of the truth
+
+
+def with_truth(truths: Truths, place: int, truth: Truth) -> Truths:
+    return (*truths[:place], truth, *truths[place + 1 :])
+
+
+def moved(truths: Truths, place: int, number: int, where: str) -> Truths:
+    """The truth with one request somewhere else."""
+    return _with_request(truths, place, number, Request(where, truths[place].requests[number - 1].had_effect))
+
+
+def _with_request(truths: Truths, place: int, number: int, request: Request) -> Truths:
+    truth = truths[place]
+    requests = (*truth.requests[: number - 1], request, *truth.requests[number:])
+    changed = Truth(truth.applied, truth.by_hand, truth.memory, truth.look, requests)
+    return (*truths[:place], changed, *truths[place + 1 :])
+
+
+def landed(truths: Truths, place: int, number: int, where: str, applies: bool) -> Truths:
+    truth = truths[place]
+    request = truth.requests[number - 1]
+    truths = _with_request(truths, place, number, Request(where, request.had_effect or applies))
+    if not applies:
+        return truths
+    truth = truths[place]
+    return with_truth(truths, place, truth._replace(applied=truth.applied + 1, memory=FRESH))
+
+
+def unheard(truth: Truth) -> Truth:
+    """The truth when whoever listened is dead: what was not sent never will be, answers reach nobody."""
+    where = {WIRE: UNHEARD, UNHEARD: UNHEARD}
+    return truth._replace(requests=tuple(r._replace(place=where.get(r.place, NOWHERE)) for r in truth.requests))
+
+
+def faded(truth: Truth) -> Truth:
+    return truth._replace(memory=FADING if truth.memory == FRESH else truth.memory)
