@@ -80,7 +80,19 @@ ALONE = (
         "audit",
         "budgets",
     ),
-    *("backup", "restore", "recover", "adopt", "keys", "doctor", "completion", "scenarios", "workspaces", "workspace"),
+    *(
+        "backup",
+        "restore",
+        "recover",
+        "adopt",
+        "keys",
+        "doctor",
+        "contracts",
+        "completion",
+        "scenarios",
+        "workspaces",
+        "workspace",
+    ),
 )
 SERVED = ("serve", "start", "worker", "preempt")
 ELSEWHERE = {"sandbox"}  # needs a workspace's server beside it: docs/sandbox.md shows it, its own tests run it

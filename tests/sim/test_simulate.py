@@ -230,6 +230,15 @@ def test_a_long_campaign_that_has_not_seen_everything_is_not_ok() -> None:
     assert not found.is_ok and "fewer than a third" in as_text(found)
 
 
+def test_a_full_campaign_with_too_few_calls_or_preemptions_is_not_ok() -> None:
+    found = Campaign(1, campaign.GATE_HOURS)
+    found.sometimes.update(SOMETIMES)
+    found.calls, found.audit.preemptions = campaign.GATE_CALLS, campaign.GATE_PREEMPTIONS - 1
+    assert not found.is_ok and "NOT OK: too small" in as_text(found)
+    found.audit.preemptions += 1
+    assert found.is_ok and "too small" not in as_text(found)
+
+
 def test_a_broken_world_names_its_seed_and_its_logs(monkeypatch: Patch) -> None:
     commit_on_200(monkeypatch)
     found = campaign.run(1, 0.5, processes=1)

@@ -96,6 +96,11 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
             "tidefast doctor --store desk.db --tools tools.toml --json", "another store, its contracts, for programs"
         ),
     ),
+    "contracts": (
+        Example("tidefast contracts", "of well-known providers, with source and date"),
+        Example("tidefast contracts show stripe_v1", "to copy into a tools file"),
+        Example("tidefast contracts explain tools.toml", "what follows when something dies, tool by tool"),
+    ),
     "completion": (Example("tidefast completion bash", "source its output in ~/.bashrc"),),
     "demo": (Example("tidefast demo --tickets 4 --no-faults", "the refund desk without a fault, in seconds"),),
     "scenarios": (Example("tidefast scenarios show late_200_after_preempt", "one order of events, drawn"),),

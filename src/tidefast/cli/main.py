@@ -44,6 +44,7 @@ COMMANDS = {
     "export": ("evidence:export", "Write one run's log with its contracts to a file that proves itself."),
     "verify": ("evidence:verify", "Judge an exported run, with nothing but its file."),
     "doctor": ("doctor:doctor", "Whether this host, the store and its files can keep what is promised."),
+    "contracts": ("contracts:contracts", "Contracts of well-known providers, and what one makes of each death."),
     "completion": ("completion:completion", "Print what makes a shell complete commands and flags."),
     "demo": ("proving:demo", "The refund desk under fire: workers killed and frozen, the books afterwards."),
     "scenarios": (

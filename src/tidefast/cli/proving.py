@@ -72,7 +72,7 @@ def sim(
     acceptance: Annotated[bool, Parameter(negative="", help="The two acceptance rules.")] = False,
     interleavings: Annotated[int, Parameter(help="With --acceptance: how many interleavings.")] = 200,
     orders: Annotated[bool, Parameter(negative="", help="All 40,320 orders of eight events on one step.")] = False,
-    gate: Annotated[bool, Parameter(negative="", help="The campaign that the continuous integration runs.")] = False,
+    gate: Annotated[bool, Parameter(negative="", help="The full campaign: 1,000 hours, 200,000 calls.")] = False,
     hours: Annotated[float | None, Parameter(help="How many hours under fire; two of them make one world.")] = None,
     seed: Annotated[int, Parameter(help="The same seed gives the same histories.")] = 1,
     processes: Annotated[int | None, Parameter(help="How many processes; one per core by default.")] = None,

@@ -155,7 +155,7 @@ def build_models(file: Path | None) -> ModelBook:
     return ModelBook() if file is None else load_models(file)
 
 
-def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> ToolBook:
+def build_tools(file: Path | None, app: str, of_app: Iterable[Contract], *, needs_credentials: bool = True) -> ToolBook:
     """All tools of a gateway. Raises `ConfigError` with every problem of both sources."""
     problems: list[str] = []
     contracts: list[Contract] = []
@@ -171,7 +171,8 @@ def build_tools(file: Path | None, app: str, of_app: Iterable[Contract]) -> Tool
         else:
             contracts.append(contract)
     try:
-        book = ToolBook(contracts, str(file) if file is not None else f"--app {app}")
+        source = str(file) if file is not None else f"--app {app}"
+        book = ToolBook(contracts, source, needs_credentials=needs_credentials)
     except ConfigError as error:
         problems += str(error).splitlines()
     if problems:

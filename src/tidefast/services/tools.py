@@ -56,9 +56,12 @@ class Tool(NamedTuple):
 
 
 class ToolBook:
-    """All tools of one gateway, checked against each other. Raises `ConfigError`."""
+    """All tools of one gateway, checked against each other. Raises `ConfigError`.
 
-    def __init__(self, contracts: Iterable[Contract], source: str = "tools") -> None:
+    Who only reads contracts and calls nothing needs no credentials.
+    """
+
+    def __init__(self, contracts: Iterable[Contract], source: str = "tools", *, needs_credentials: bool = True) -> None:
         self._tools: dict[str, Tool] = {}
         problems: list[str] = []
         for contract in contracts:
@@ -69,6 +72,8 @@ class ToolBook:
             )
         for tool in self._tools.values():
             problems.extend(self._relations(tool.contract, source))
+            if needs_credentials:
+                problems.extend(_credential_faults(tool.contract, source))
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -93,14 +98,18 @@ class ToolBook:
             asked = self._tools.get(name)
             if name and (asked is None or asked.contract.effect != "none"):
                 yield f'{where}.{member}: expected the name of a tool whose effect is "none", found {name!r}'
-        if contract.credential is not None and not os.environ.get(contract.credential.env):
-            yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
-        elif contract.credential is not None and contract.kind == "smtp":
-            if not os.environ[contract.credential.env].isprintable():
-                yield f"{where}.credential: expected {contract.credential.env} to be one printable line"
-        elif contract.credential is not None and not fits_header(os.environ[contract.credential.env]):
-            name = contract.credential.env
-            yield f"{where}.credential: expected {name} to be printable ASCII in one line, without spaces around it"
+
+
+def _credential_faults(contract: Contract, source: str) -> Iterable[str]:
+    where = f"{source}: tools.{contract.tool}"
+    if contract.credential is not None and not os.environ.get(contract.credential.env):
+        yield f"{where}.credential: expected the environment variable {contract.credential.env} to be set"
+    elif contract.credential is not None and contract.kind == "smtp":
+        if not os.environ[contract.credential.env].isprintable():
+            yield f"{where}.credential: expected {contract.credential.env} to be one printable line"
+    elif contract.credential is not None and not fits_header(os.environ[contract.credential.env]):
+        name = contract.credential.env
+        yield f"{where}.credential: expected {name} to be printable ASCII in one line, without spaces around it"
 
 
 def fits_header(value: str) -> bool:

@@ -26,8 +26,7 @@ from tidefast.stores.memory import MemoryStore
 
 WORLD_HOURS = 2.0
 SOMETIMES_FROM_HOURS = 60.0  # a shorter campaign names what it hasn't seen, and isn't failed for it
-GATE_HOURS = 160.0
-FULL_HOURS, FULL_CALLS, FULL_PREEMPTIONS = 1_000.0, 200_000, 60_000
+GATE_HOURS, GATE_CALLS, GATE_PREEMPTIONS = 1_000.0, 200_000, 60_000
 LOG_MAX = 10_000
 FAULTED_SHARE = 3  # at least one in three mutating steps is faulted
 
@@ -68,9 +67,16 @@ class Campaign:
         return is_enough or self.asked_hours < WORLD_HOURS
 
     @property
+    def is_large_enough(self) -> bool:
+        """Whether a campaign of the gate's hours held what the gate asks for."""
+        has_enough = self.calls >= GATE_CALLS and self.audit.preemptions >= GATE_PREEMPTIONS
+        return has_enough or self.asked_hours < GATE_HOURS
+
+    @property
     def is_ok(self) -> bool:
         has_seen = not self.never or self.asked_hours < SOMETIMES_FROM_HOURS
-        return self.audit.is_ok and not self.rejected_unanswered and not self.needless and self.is_faulted and has_seen
+        went_well = self.audit.is_ok and not self.rejected_unanswered and not self.needless
+        return went_well and self.is_faulted and has_seen and self.is_large_enough
 
     @property
     def report(self) -> Report:
@@ -218,6 +224,8 @@ def as_text(campaign: Campaign) -> str:
         text += "NOT OK: fewer than a third of the mutating steps met a fault\n"
     if campaign.never and campaign.asked_hours >= SOMETIMES_FROM_HOURS:
         text += "NOT OK: the simulation has not been where it matters\n"
+    if not campaign.is_large_enough:
+        text += f"NOT OK: too small; expected {GATE_CALLS:,} tool calls and {GATE_PREEMPTIONS:,} preemptions\n"
     return text + f"reproduce: {campaign.command}\n"
 
 
