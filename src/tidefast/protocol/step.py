@@ -308,6 +308,8 @@ def _give_up(head: RunHead, step: Step, reason: str, epoch: Epoch, now: Now, *be
 
 
 def _restate(head: RunHead, step: Step, command: Admit | Compensate, now: Now) -> Decision:
+    if command.contract is None and head.ending:  # an undo: nobody is left to call it otherwise, so a person is asked
+        return _hold(head, step, "tool_gone", command.right.epoch, now)
     if command.contract is None:
         return refuse(head, "not_found", "tool_unknown", tool=command.tool)
     problem = unfit(command, command.contract)
@@ -456,7 +458,9 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         refused = receipt_refused(view, head, step, attempt, command, now)
         if refused is not None:
             return refused
-    if attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
+    # Two sendings of a call without a key have both applied: it happened twice.
+    is_second = not step.dedups and any(other.state == "applied" for other in step.attempts)
+    if is_second or attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:
             return accept(head, _standing(step), late)  # two readings may differ
@@ -464,9 +468,6 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
     if step.state in ("applied", "committed"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
-        if not step.dedups and step.is_mutating and any(other.state == "applied" for other in step.attempts):
-            frozen = _diverged(head, step, attempt, now, after=1)  # two sendings without a key: it happened twice
-            return accept(head, Settled(step.state, joined=False, is_diverged=True), late, frozen)
         return accept(head, _standing(step), late)
     if head.is_live and attempt.epoch == head.epoch:
         events = committing(head, step, attempt.epoch, data, now, {"attempt": attempt.number})
