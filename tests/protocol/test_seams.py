@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.protocol.driver import KEYED, KEYLESS, PAY, REFUND, RUN, TIMEOUT_MS, UNDO, Book, code, wrote
+from tests.protocol.driver import KEYED, KEYLESS, PAY, READ, REFUND, RUN, TIMEOUT_MS, UNDO, Book, code, wrote
 
 from tidefast.protocol.commands import AnswerProbe
 from tidefast.protocol.contracts import Probe
@@ -172,6 +172,18 @@ def test_two_receipts_of_a_call_without_a_key_are_two_effects_and_a_person_hears
     book.admit(contract=ASKED)
     assert code(book.complete()) == "Done"
     lawful(book)
+
+
+def test_a_late_answer_to_a_reading_does_not_keep_the_next_one_from_being_committed() -> None:
+    read = READ._replace(retries=3)
+    book = Book()
+    book.granted()
+    book.admit(contract=read)
+    book.settle("refused")
+    book.settle("applied")
+    book.admit(contract=read)
+    book.settle("applied", attempt=2)
+    assert book.step().state == "committed"
 
 
 def test_an_undo_that_was_never_sent_is_not_restated_as_another_tool_by_a_plain_call() -> None:

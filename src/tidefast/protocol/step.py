@@ -459,7 +459,8 @@ def _settle_applied(view: View, head: RunHead, step: Step, attempt: Attempt, com
         if refused is not None:
             return refused
     # Two sendings of a call without a key have both applied: it happened twice.
-    is_second = not step.dedups and any(other.state == "applied" for other in step.attempts)
+    is_second = step.is_mutating and not step.dedups and step.state in ("applied", "committed")
+    is_second = is_second and any(other.state == "applied" for other in step.attempts)
     if is_second or attempt.state in HAD_NO_EFFECT or step.state in ("rejected", "compensated"):
         late = record(head, now, "late_receipt", data, step=step.step_id, epoch=attempt.epoch)
         if not step.is_mutating:

@@ -197,7 +197,8 @@ def _refused(book: Book, command: Command, right: Right, verdict: Verdict, event
 
 def _says_what_it_wrote(verdict: Refused | Wait, events: tuple[Event, ...]) -> bool:
     kinds = {event.kind for event in events}
-    return bool(kinds & ({"step_held"} if verdict.code == "step_held" else {"run_frozen"}))
+    said = {"step_held": "step_held", "step_rejected": "step_withdrawn", "unsettled_effects": "step_withdrawn"}
+    return said.get(verdict.code, "run_frozen") in kinds
 
 
 def _intent_first(book: Book, command: Command, verdict: Send, events: tuple[Event, ...]) -> None:
