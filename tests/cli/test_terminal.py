@@ -90,11 +90,11 @@ def test_nothing_that_a_server_says_reaches_the_terminal_as_a_command(
 def test_commands_printed_beside_a_live_server_name_it_and_can_be_pasted(home: Path) -> None:
     """The file is owned: `held`, which reads beside the owner, prints commands that ask the owner."""
     held = tidefast("run", "shop:app", "desk", '{"order":"o-1","to":"lost"}', "--run-id", "r-1", cwd=home)
-    assert held.returncode == 1 and "--url" not in held.stdout
+    assert held.returncode == 7 and "--url" not in held.stdout
     with running("serve", "--app", "shop:app", "--port", "0", cwd=home) as server:
         shown = tidefast("held", cwd=home)
         lines = [line.partition("#")[0] for line in shown.stdout.splitlines() if "tidefast resolve" in line]
-        assert len(lines) == 3 and all(f"--url {server.said['url']}" in line for line in lines)
+        assert len(lines) == 4 and all(f"--url {server.said['url']}" in line for line in lines)
         applied = next(line for line in lines if " applied " in line)
         pasted = tidefast(*shlex.split(applied)[1:], cwd=home)
         assert pasted.returncode == 0, pasted.stderr

@@ -69,6 +69,12 @@ def test_without_the_runs_logs_only_the_workspaces_own_are_judged() -> None:
     assert judge_workspace(history(busy())._replace(committed=None)) == ()
 
 
+def test_an_event_that_no_workspace_has_convicts_its_log() -> None:
+    site = busy()
+    (*events, last) = (event for event, _ in site.writes)
+    assert "altered_log" in laws(judge_workspace(history(site, (*events, last._replace(kind="run_paused")))))
+
+
 def _forged(kind: str, change: Callable[[Event], Event]) -> Callable[[tuple[Event, ...]], tuple[Event, ...]]:
     def forge(events: tuple[Event, ...]) -> tuple[Event, ...]:
         place = next(n for n, event in enumerate(events) if event.kind == kind)

@@ -142,8 +142,11 @@ def answered_before_the_flush(patch: Patch) -> None:
     """The gateway sends as soon as the intent is decided, not when it is durable."""
     from tidefast.engine.engine import Engine
 
-    async def submit(self: Any, command: Any) -> Any:
-        return self._judge(command)[1].verdict
+    async def submit(self: Any, command: Any, then: Any = None) -> Any:
+        verdict = self._judge(command)[1].verdict
+        if then is not None:
+            then(verdict)
+        return verdict
 
     patch.setattr(Engine, "submit", submit)
 

@@ -29,8 +29,8 @@ def configure_log(level: str = "info") -> None:
     structlog.configure(
         processors=[*shared, *formatted, last],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it is now: a program may put another in place
+        cache_logger_on_first_use=False,
     )
 
 

@@ -117,6 +117,8 @@ def _judge(history: WorkspaceHistory, state: _Fold, event: Event, data: Mapping[
         state.open = None
     elif event.kind == "write_dropped":
         state.open = None
+    else:
+        said.append(("altered_log", f"no workspace has an event of kind {event.kind}"))
     name = RunId(history.workspace_id)
     return [Violation(law, name, event.step_id, event.seq, why) for law, why in said]
 
