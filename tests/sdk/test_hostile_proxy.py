@@ -197,6 +197,7 @@ def test_a_few_runs_through_a_hostile_proxy_end_as_they_should(tmp_path: Path) -
 
 
 @pytest.mark.rig
+@pytest.mark.alone
 def test_thousands_of_broken_calls_apply_nothing_twice_and_lose_nothing(tmp_path: Path) -> None:
     proxy, found = run_rig(tmp_path, 2, customers=20, each=24)
     assert not found

@@ -143,7 +143,7 @@ def measure(folder: Path, mutant: str) -> tuple[float, float, int]:
         return uvloop.run(under_siege(process, port, keys))
 
 
-@pytest.mark.rig
+@pytest.mark.deep
 def test_honest_calls_take_at_most_twice_as_long_under_siege(tmp_path: Path) -> None:
     slower, _, waiting = measure(tmp_path, "none")
     assert waiting == POLLS
@@ -152,7 +152,7 @@ def test_honest_calls_take_at_most_twice_as_long_under_siege(tmp_path: Path) -> 
     assert slower <= 2
 
 
-@pytest.mark.rig
+@pytest.mark.deep
 def test_a_server_that_wakes_everybody_at_each_commit_is_found(tmp_path: Path) -> None:
     slower, dearer, _ = measure(tmp_path, "wake-all")
     assert slower > 2 or dearer > 3

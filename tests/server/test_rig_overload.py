@@ -202,7 +202,7 @@ def measure(folder: Path, mutant: str) -> float:
     return goodput / best
 
 
-@pytest.mark.rig
+@pytest.mark.deep
 def test_at_twice_its_load_a_server_answers_four_fifths_of_its_peak_in_time(tmp_path: Path) -> None:
     assert measure(tmp_path, "none") >= 0.8
     assert measure(tmp_path, "refuse-nothing") < 0.8
